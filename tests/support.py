@@ -136,14 +136,20 @@ def plan_for(
     asynchronous=False,
     inference_device=None,
     settings=None,
+    policies=None,
     **of_maker,
 ):
+    """How a rank samples; `policies` as the setting ({}: one for each role); None: one acts."""
     maker = EnvMaker(env, kwargs or {}, **of_maker)
-    spec = env_spec(maker)
+    spec, network = env_spec(maker), network or Network()
+    agents = {"default": None} if policies is None else assign_agents(policies, spec)
     return SamplingPlan(
         maker=maker,
         spec=spec,
-        policies={"default": policy_plan(spec, network or Network(), model=model, of=settings)},
+        policies={
+            name: policy_plan(spec, network, share, model=model, of=settings)
+            for name, share in agents.items()
+        },
         num_steps=num_steps,
         num_envs=num_envs,
         first_env=first_env,

@@ -48,6 +48,12 @@ def replay_draws(
     return words[:, 0].double() * 2.0**-32
 
 
+def league_draws(seed: int, env_id: Tensor, episode: Tensor) -> Tensor:
+    """Return `seeding.league_draws`; both are `[n]` int64, on the device."""
+    words = _words(seed, "league", env_id, 0, 0, episode & _LOW32, episode >> _32)
+    return words.double() * 2.0**-32
+
+
 def normal_noise(
     seed: int, number: int | Tensor, use: int, count: int, device: torch.device
 ) -> Tensor:

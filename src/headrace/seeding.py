@@ -24,6 +24,7 @@ ROLES = {
     "sample": 8,
     "modules": 9,
     "goal": 10,
+    "league": 11,
 }
 
 
@@ -99,6 +100,16 @@ def action_noise(
     bits = bits.reshape(num_steps, num_draws, len(env_id)).swapaxes(1, 2)
     # The upper 23 bits and half a step are exact in float32, and never reach 0 or 1.
     return ((bits >> np.uint64(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+
+
+def league_draws(
+    seed: int, env_id: NDArray[np.int64], episode: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return four uniform numbers of [0, 1) for an episode of each env: `[4, n]` float64."""
+    number = episode.astype(np.uint64)
+    counter = (np.uint64(0), np.uint64(0), number & _LOW32, number >> _32)
+    words = philox(_address(seed, "league", env_id), counter)
+    return np.stack(np.broadcast_arrays(*words)).astype(np.float64) * 2.0**-32
 
 
 def permutations(

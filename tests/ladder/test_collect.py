@@ -14,10 +14,9 @@ from tests.support import (
     inline,
     plan_for,
     policies_for,
-    policy_for,
     short_cartpole,
     workers,
-)  # fmt: skip
+)
 
 
 def equal(a, b):
@@ -52,9 +51,9 @@ def both(plan, num_workers, batches=4):
     one, many = inline(plan), workers(plan, num_workers)
     try:
         for version in range(batches):
-            policy = policy_for(plan, seed=version)
+            policies = policies_for(plan, seed=version)
             for collector in (one, many):
-                collector.publish({"default": policy}, version)
+                collector.publish(policies, version)
             yield one.collect(), many.collect()
     finally:
         one.close()

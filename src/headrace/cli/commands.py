@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import tyro
 
@@ -30,7 +30,7 @@ from headrace.training.launch import Launch, refuse_used
 from headrace.training.rank import RunResult
 
 
-def _started() -> float:
+def started_at() -> float:
     """Return the start time of this process, on the clock of `time.perf_counter`."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -40,16 +40,36 @@ def _started() -> float:
     return time.perf_counter() - age
 
 
-def _run(
-    verb: TrackedVerb, started: float, beside: Beside | None, begin: Callable[[Launch], RunResult]
+class _Outcome(Protocol):
+    """What a verb has to say of a run at its end."""
+
+    def to_json(self) -> dict[str, Any]: ...
+    def describe(self, run_dir: Path) -> str: ...
+
+
+def run_training(
+    verb: TrackedVerb,
+    started: float,
+    beside: Beside | None,
+    begin: Callable[[Launch], RunResult],
+    outcome_of: Callable[[Path, int], _Outcome] | None = None,
 ) -> int:
-    """Run a training with its tracker's process; return the exit code."""
+    """Run a training with its tracker's process; return the exit code.
+
+    Args:
+        outcome_of: (directory, env steps) -> what to say of a run that was not stopped.
+    """
     on_start = None if beside is None else beside.start
     result = begin(Launch(out=verb.progress, started=started, on_start=on_start))
     if beside is not None and (said := beside.end()):
         verb.say(said)
+    summary = result.summary
+    if outcome_of is not None and result.rank == 0 and not result.stopped_by:
+        outcome = outcome_of(result.job.run_dir, summary["env_steps"])
+        verb.say(outcome.describe(result.job.run_dir))
+        summary = summary | {"outcome": outcome.to_json()}
     if verb.json and result.rank == 0:
-        print(json.dumps(result.summary))
+        print(json.dumps(summary))
     return 128 + result.stopped_by if result.stopped_by else 0
 
 
@@ -62,7 +82,7 @@ class _Train(TrackedVerb, SettingsVerb):
     options), or use an earlier measurement."""
 
     def execute(self, argv: list[str]) -> int:
-        started = _started()
+        started = started_at()
         beside = Beside(self.track) if self.track else None
         request = RunRequest(explicit(argv, self), config_file=read_config_file(self.config))
         if self.auto_scale:
@@ -74,7 +94,9 @@ class _Train(TrackedVerb, SettingsVerb):
             sizes = find_sizes(request, say=self.say)
             self.say(sizes.describe())
             request = replace(request, measured=sizes.settings)
-        return _run(self, started, beside, lambda launch: launch.start(request, self.run_dir))
+        return run_training(
+            self, started, beside, lambda launch: launch.start(request, self.run_dir)
+        )
 
 
 _CODE_AGAIN = tyro.conf.arg(metavar="MODULE:CALLABLE", help_behavior_hint="")
@@ -108,10 +130,12 @@ class RunVerb(JsonVerb):
 @dataclass(frozen=True, kw_only=True)
 class _Resume(TrackedVerb, RunVerb):
     def execute(self, argv: list[str]) -> int:
-        started = _started()
+        started = started_at()
         beside = Beside(self.track) if self.track else None
         request = self.request(explicit(argv, self))
-        return _run(self, started, beside, lambda launch: launch.resume(self.run_dir, request))
+        return run_training(
+            self, started, beside, lambda launch: launch.resume(self.run_dir, request)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ VERBS = {
     "list": "Show environments by family, their presets, and the returns that are known.",
     "resume": "Go on with a run from its newest checkpoint.",
     "eval": "Evaluate a trained agent over whole episodes, and film one.",
+    "exploit": "Train against a run's policies alone: how far can one get?",
     "check-env": "Find what is wrong with an environment, before training on it.",
     "runs": "Show the runs below a folder: progress, returns, state.",
     "compare": "Compare runs in groups: returns with intervals, curves, settings that differ.",
@@ -49,6 +50,7 @@ HOMES = {
     **dict.fromkeys(("autoscale", "plan", "profile", "report", "simulate"), "tool_commands"),
     **dict.fromkeys(("check-env", "doctor", "eval", "resume", "train"), "commands"),
     **dict.fromkeys(("sweep", "tune"), "tuning_commands"),
+    "exploit": "exploit_command",
 }
 """All verbs -> their file in `cli/`."""
 
@@ -149,4 +151,4 @@ def _may_start_processes(verb: str, argv: list[str]) -> bool:
     if verb in ("autoscale", "sweep", "tune") or is_on(argv, "auto_scale"):
         return True
     counts = (value_of(argv, name) for name in ("num_workers", "eval_every"))
-    return verb == "train" and any(count not in (None, "0") for count in counts)
+    return verb in ("exploit", "train") and any(count not in (None, "0") for count in counts)

@@ -10,6 +10,8 @@ from headrace.batch import Column, Fragment, StoredOutputs, columns
 from headrace.envs.api import GUARDS, Episode, Guards, Restored
 from headrace.envs.changes import Changes
 from headrace.envs.factory import EnvMaker
+from headrace.envs.games.opponents import LoadMember
+from headrace.envs.games.seats import Pool
 from headrace.meter import Timings
 from headrace.models.policy import Network, Policy
 from headrace.seeding import action_noise
@@ -18,13 +20,30 @@ from headrace.spec import Agents, Array, EnvSpec
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """One of the policies that act."""
+    """One of the policies that act; in a league, one for each side of a game."""
 
-    agents: Agents  # its agents in each environment
+    agents: Agents  # its agents in each environment, or those of the side
     spec: EnvSpec
     network: Network
     stored_outputs: StoredOutputs  # with each step; {}: the policy is not trained
     build: Callable[[], Policy]  # builds a copy, whose weights are then overwritten
+    policy: str = ""  # its name, where several sides share it; "": the plan's own name
+    owner: Agents | None = None  # all agents of that policy; None: `agents`
+
+
+@dataclass(frozen=True)
+class LeaguePlan:
+    """The opponents of the learned policies, in a league.
+
+    Attributes:
+        size: members of a pool, at most.
+        load: loads a member.
+        pool: that a run begins with, or goes on with.
+    """
+
+    size: int
+    load: LoadMember
+    pool: Pool
 
 
 @dataclass(frozen=True)
@@ -40,7 +59,7 @@ class SamplingPlan:
 
     maker: EnvMaker
     spec: EnvSpec
-    policies: Mapping[str, PolicyPlan]  # in the order of their agents' ids
+    policies: Mapping[str, PolicyPlan]  # in the order of their agents' ids; or of sides
     num_steps: int  # T
     num_envs: int  # N, of this rank
     first_env: int  # the index over all ranks of the first of them
@@ -56,10 +75,16 @@ class SamplingPlan:
     guards: Guards = GUARDS
     env_changes: Changes = ()  # that a resumed run begins with
     timeline: bool = False  # keep what each process did when
+    league: LeaguePlan | None = None
 
     def build_policies(self) -> dict[str, Policy]:
         """Build a copy of each policy. Weights that are pulled replace its own."""
-        return {name: policy.build() for name, policy in self.policies.items()}
+        return {policy.policy or name: policy.build() for name, policy in self.policies.items()}
+
+    @property
+    def acting(self) -> list[str]:
+        """The name of the policy that acts for each entry of `policies`."""
+        return [policy.policy or name for name, policy in self.policies.items()]
 
     @property
     def layouts(self) -> list[dict[str, Column]]:
@@ -79,6 +104,16 @@ class SamplingPlan:
     def parts(self) -> tuple[Agents, ...]:
         """The agents of each policy."""
         return tuple(policy.agents for policy in self.policies.values())
+
+    @property
+    def owners(self) -> tuple[Agents, ...]:
+        """All agents of the policy that each entry of `policies` has."""
+        return tuple(policy.owner or policy.agents for policy in self.policies.values())
+
+    @property
+    def league_size(self) -> int:
+        """Members of a pool, at most; 0: there is no league."""
+        return self.league.size if self.league else 0
 
     def action_noise(self, env_id: Array, first_step: int, num_draws: Sequence[int]) -> list[Array]:
         """Draw the noise of one fragment of each policy, `[T, n * agents, draws]`.
@@ -179,6 +214,7 @@ class Collector(abc.ABC):
         self._plan, self._stop, self._say = plan, stop, say
         self.ledger, self.restored = Ledger(), Restored()
         self._env_changes = plan.env_changes
+        self._pool = plan.league.pool if plan.league else None
 
     @abc.abstractmethod
     def publish(self, policies: Mapping[str, Policy], version: int) -> None:
@@ -190,6 +226,10 @@ class Collector(abc.ABC):
         `changes` are all that are recorded; what an env has already is left out.
         """
         self._env_changes = changes
+
+    def set_pool(self, pool: Pool) -> None:
+        """Have opponents drawn from this pool in the next fragments that are ordered."""
+        self._pool = pool
 
     @abc.abstractmethod
     def collect(self) -> Collected | None:

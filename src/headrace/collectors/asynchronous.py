@@ -102,7 +102,8 @@ class AsynchronousCollector(WorkerPool):
         self._queue.release()
         orders = []
         for v, buffer in self._queue.to_order():
-            orders.append(WorkOrder(((v, buffer, self._steps[v]),), None, self._env_changes))
+            fragment = v, buffer, self._steps[v]
+            orders.append(WorkOrder((fragment,), None, self._env_changes, self._pool))
             self._steps[v] += self._plan.num_steps
         self.submit(orders)
 

@@ -22,6 +22,7 @@ from headrace.collectors.api import (
 from headrace.collectors.rollout import FixedActors, at_once, recall, remembered, rollout
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.api import VectorContext
+from headrace.envs.games.opponents import Opponents
 from headrace.envs.vectors import device_vector
 from headrace.meter import Meter
 from headrace.models.cuda_graph import CudaGraph
@@ -57,6 +58,8 @@ class DeviceCollector(Collector):
             guards=plan.guards,
             reseed=plan.reseed_episodes,
             parts=plan.parts,
+            owners=plan.owners,
+            league_size=plan.league_size,
             num_threads=plan.threads_per_worker,
             last_episodes=WINDOW,
         )
@@ -65,7 +68,12 @@ class DeviceCollector(Collector):
         self._memory = [fragment.recurrent_state[0].clone().zero_() for fragment in self._fragments]
         self._noise: list[Tensor] = []
         self._policies: list[Policy] = []
-        self._is_recorded = device.type == "cuda" and self._vector.can_be_recorded
+        self._opponents: Opponents | None = None
+        if plan.league is not None:
+            self._opponents = Opponents(plan.league.load, list(plan.policies), device)
+        # Which rows a member plays is known to the host alone.
+        can_be_recorded = self._vector.can_be_recorded and self._opponents is None
+        self._is_recorded = device.type == "cuda" and can_be_recorded
         self._roll_out = CudaGraph(self._act, device) if self._is_recorded else self._act
         self._version = self._steps = self._taken = 0
         self._before: list[Tensor] = []
@@ -90,7 +98,7 @@ class DeviceCollector(Collector):
 
     def publish(self, policies: Mapping[str, Policy], version: int) -> None:
         """Keep references: the learner's policies act."""
-        self._policies = [policies[name] for name in self._plan.policies]
+        self._policies = [policies[name] for name in self._plan.acting]
         self._version = version
 
     @torch.no_grad()
@@ -98,6 +106,7 @@ class DeviceCollector(Collector):
         if self._stop():
             return None
         plan, fragments = self._plan, self._fragments
+        self._take_pool()
         self._before = [tensor.clone() for tensor in self._moving()]
         self._make_noise()
         with self._watchdog:
@@ -127,10 +136,17 @@ class DeviceCollector(Collector):
         ]
         weights = FixedActors(actors, self._version)
         stop = (lambda: False) if self._is_recorded else self._stop
-        filled = rollout(self._vector, self._fragments, weights, self._noise, self._meter, stop)
+        filled = rollout(
+            self._vector, self._fragments, weights, self._noise, self._meter, stop, self._opponents
+        )
         self._taken = at_once(filled)
         for fragment, memory in zip(self._fragments, self._memory, strict=True):
             memory.copy_(fragment.recurrent_state[1])
+
+    def _take_pool(self) -> None:
+        if self._opponents is not None and self._pool is not None:
+            self._vector.set_pool(self._pool)
+            self._opponents.forget(self._pool, [self._vector])
 
     def _make_noise(self) -> None:
         """Draw the noise of the next batch, always into the same memory."""
@@ -172,6 +188,7 @@ class DeviceCollector(Collector):
         return {"steps": np.array(self._steps)} | named
 
     def _restore(self, state: Mapping[str, Array]) -> None:
+        self._take_pool()
         self._steps = int(state["steps"])
         saved = batch.select(state, self._name)
         if not saved:

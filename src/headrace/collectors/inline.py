@@ -9,6 +9,7 @@ from headrace.collectors.snapshots import count_unwritten, mark_unwritten
 from headrace.collectors.vector_collector import VectorCollector
 from headrace.collectors.watchdog import Watchdog
 from headrace.envs.changes import Changes
+from headrace.envs.games.seats import Pool
 from headrace.meter import Meter
 from headrace.models.policy import Policy
 from headrace.spec import Array
@@ -30,10 +31,11 @@ class InlineCollector(VectorCollector):
         self._fragments = {v: batch.allocate_all(plan.layouts) for v in plan.vectors}
         self._worker = RolloutWorker(plan, list(plan.vectors), meter, name="inline")
         self._published = Published(self._worker.policies)
-        # Of the weights for the next batch, and the changes before it; None: the newest
-        self._ordered: tuple[int, Changes] | None = None
+        # Of the weights for the next batch, the changes before it, and the pool; None: the newest
+        self._ordered: tuple[int, Changes, Pool | None] | None = None
         if steps := self._snapshots.steps():
-            self.restored = self._worker.restore(dict(state or {}), steps, plan.env_changes)
+            saved, changes = dict(state or {}), plan.env_changes
+            self.restored = self._worker.restore(saved, steps, changes, self._pool)
             self._snapshots.begin(self._worker.states())
         self._watchdog = Watchdog(
             meter,
@@ -49,11 +51,11 @@ class InlineCollector(VectorCollector):
         self._snapshots.accept()
         if self._stop():
             return None
-        ordered, changes = self._ordered or (None, self._env_changes)
+        ordered, changes, pool = self._ordered or (None, self._env_changes, self._pool)
         version = self._published.pull(self._worker.policies, ordered)
         steps, self._ordered = self._snapshots.steps(), None
         mark_unwritten(self._fragments.values())
-        tasks = [RolloutTask(v, of, steps, changes) for v, of in self._fragments.items()]
+        tasks = [RolloutTask(v, of, steps, changes, pool) for v, of in self._fragments.items()]
         result = RolloutResult()
         with self._watchdog:
             weights = FixedActors(self._worker.actors(), version)
@@ -70,7 +72,7 @@ class InlineCollector(VectorCollector):
         """Count the last batch. With lag, the next one is made as of now, as with workers."""
         self._snapshots.accept()
         if self._plan.lag and more:
-            self._ordered = self._published.newest, self._env_changes
+            self._ordered = self._published.newest, self._env_changes, self._pool
 
     def close(self) -> None:
         self._watchdog.close()

@@ -13,6 +13,8 @@ from headrace.batch import Fragment, Fragments, select
 from headrace.collectors.api import SamplingPlan, ShouldStop
 from headrace.envs.api import Episode, Restored, VectorContext, VectorEnv
 from headrace.envs.changes import Changes
+from headrace.envs.games.opponents import Opponents
+from headrace.envs.games.seats import Pool
 from headrace.envs.vectors import make_vector
 from headrace.meter import Meter
 from headrace.models.fast_paths import actor_for
@@ -63,6 +65,7 @@ def rollout(
     noise: Sequence[Tensor],
     meter: Meter,
     stop: ShouldStop,
+    opponents: Opponents | None = None,
 ) -> Rollout:
     """Step `vector` through one fragment, or one of each policy.
 
@@ -71,6 +74,7 @@ def rollout(
         weights: may change between steps; each step records its version.
         noise: for each fragment `[T, n, draws]`, uniform in (0, 1).
         stop: called before every step.
+        opponents: act for those whom members of a league play.
     """
     vector.bind(*fragments)
     num_steps, deferred = fragments[0].num_steps, weights.deferred
@@ -78,6 +82,9 @@ def rollout(
     while t < num_steps:
         first, actors = t, weights.pull()
         acts = [actor.begin(f, u) for actor, f, u in zip(actors, fragments, noise, strict=True)]
+        if opponents is not None:
+            sides = enumerate(zip(fragments, noise, strict=True))
+            acts += [opponents.begin(vector, i, f, u) for i, (f, u) in sides]
         meter.lap("rollout")
         while t == first or (not weights.is_stale() and t < num_steps):
             if stop():
@@ -140,6 +147,7 @@ class RolloutTask(NamedTuple):
     fragments: Fragments  # one of each policy
     steps: int  # that each env of the vector has taken before
     changes: Changes  # of its envs, before the fragment
+    pool: Pool | None = None  # of opponents, in a league
 
 
 class RolloutWorker:
@@ -159,6 +167,10 @@ class RolloutWorker:
     ) -> None:
         self._plan, self._meter = plan, meter
         self.policies = plan.build_policies() if acts else {}
+        self._opponents: Opponents | None = None
+        if plan.league is not None:
+            device = torch.device("cpu")
+            self._opponents = Opponents(plan.league.load, list(plan.policies), device)
         n = plan.envs_per_vector
         self._vectors: dict[int, VectorEnv] = {}
         # Recurrent states of each vector's envs (or agents), for each policy
@@ -180,17 +192,26 @@ class RolloutWorker:
                 reseed=plan.reseed_episodes,
                 replay_limit_s=plan.replay_limit_s,
                 parts=plan.parts,
+                owners=plan.owners,
+                league_size=plan.league_size,
                 num_threads=plan.threads_per_worker,
             )
             self._vectors[v] = make_vector(plan.maker, context)
 
     def actors(self) -> list[Actor]:
-        """Build an actor of each policy, with its current weights."""
-        plans = self._plan.policies
+        """Build an actor of each policy (or side), with its current weights."""
+        plan = self._plan
         return [
-            actor_for(policy, plans[name].spec, plans[name].network)
-            for name, policy in self.policies.items()
+            actor_for(self.policies[name], of.spec, of.network)
+            for name, of in zip(plan.acting, plan.policies.values(), strict=True)
         ]
+
+    def _take_pool(self, pool: Pool | None, vectors: Iterable[VectorEnv]) -> None:
+        """Have opponents of later episodes drawn from this pool."""
+        for vector in vectors:
+            vector.set_pool(pool)
+        if self._opponents is not None and pool is not None:
+            self._opponents.forget(pool, list(self._vectors.values()))
 
     @torch.no_grad()
     def collect(
@@ -219,15 +240,17 @@ class RolloutWorker:
         """
         plan, vector = self._plan, self._vectors[task.vector]
         vector.change(task.changes)
+        self._take_pool(task.pool, [vector])
         fragments, memories = task.fragments, self._memory[task.vector]
         for fragment, memory in zip(fragments, memories, strict=True):
             fragment.recurrent_state[0] = memory
         # An inference server draws its own noise: then there is none here.
-        draws = [policy.num_draws for policy in self.policies.values()] or [0] * len(fragments)
+        draws = [self.policies[name].num_draws if self.policies else 0 for name in plan.acting]
         noise = plan.action_noise(vector.env_id, task.steps, draws)
         taken = yield from rollout(
-            vector, fragments, weights, list(map(torch.from_numpy, noise)), self._meter, stop
-        )
+            vector, fragments, weights, list(map(torch.from_numpy, noise)), self._meter, stop,
+            self._opponents,
+        )  # fmt: skip
         result.taken += vector.count_env_steps(taken) + vector.lost_steps
         result.lost += vector.lost_steps
         result.dropped += vector.dropped
@@ -241,7 +264,13 @@ class RolloutWorker:
             result.step_s[task.vector] = vector.step_s
         return taken
 
-    def restore(self, state: dict[str, Array], begin_after: int, changes: Changes) -> Restored:
+    def restore(
+        self,
+        state: dict[str, Array],
+        begin_after: int,
+        changes: Changes,
+        pool: Pool | None = None,
+    ) -> Restored:
         """Restore this worker's vectors, before the first `collect`.
 
         Args:
@@ -249,7 +278,9 @@ class RolloutWorker:
             begin_after: steps of each env so far. A vector without state begins with episodes that
                 cannot have occurred in so many steps; 0: with its first episodes.
             changes: of the envs of a vector without state that begins with later episodes.
+            pool: of opponents in episodes that begin here.
         """
+        self._take_pool(pool, self._vectors.values())
         restored = Restored()
         for v, vector in self._vectors.items():
             if saved := select(state, f"vector{v}."):

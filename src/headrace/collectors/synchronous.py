@@ -52,7 +52,10 @@ class SynchronousCollector(WorkerPool):
         steps = self._snapshots.steps()
         self.submit(
             WorkOrder(
-                tuple((v, 0, steps) for v in worker.vectors), self._version, self._env_changes
+                tuple((v, 0, steps) for v in worker.vectors),
+                self._version,
+                self._env_changes,
+                self._pool,
             )
             for worker in self.workers
         )

@@ -183,8 +183,10 @@ class WorkerPool(VectorCollector):
         vectors, snapshots = worker.vectors, self._snapshots
         state = {} if anew else snapshots.state(vectors)
         begin_after = snapshots.steps(vectors) + anew
-        changes = self._env_changes
-        worker.start(WorkerSetup(worker.name, generation, vectors, state, begin_after, changes))
+        changes, pool = self._env_changes, self._pool
+        worker.start(
+            WorkerSetup(worker.name, generation, vectors, state, begin_after, changes, pool)
+        )
 
     def _receive(self, worker: WorkerHandle, message: Message) -> None:
         i, supervisor = worker.index, self._supervisor

@@ -24,6 +24,7 @@ from headrace.config.checks import (
     check_workers,
     largest_divisor,
 )
+from headrace.config.league import check_league, derive_league
 from headrace.config.policies import policy_settings, scale_policies
 from headrace.config.run_config import AUTO_THREADS, AUTO_WORKERS
 from headrace.config.settings import FREE, SUGGESTED, Settings, lr_factor, rows_factor
@@ -85,6 +86,7 @@ def derive(
     check_workers(run, settings.algorithm)
     check_cluster(run)
     check_data(run, settings.algorithm)
+    check_league(run, settings.network, settings.algorithm, settings.source)
     for each in (settings, *map(settings.of, policy_settings(run.policies))):
         check_divisibility(run, each.network, each.algo, settings.algorithm)
         check_replay(run, each.algo)
@@ -107,7 +109,7 @@ def _derive_sizes(settings: Settings) -> Settings:
         settings = settings.follow("follows total_env_steps", schedule_env_steps=total)
     settings = _derive_envs(_derive_threads(_derive_learners(settings)))
     settings = _derive_accumulation(_derive_minibatches(_derive_steps(settings)))
-    return _derive_exploration(_derive_replay(settings))
+    return derive_league(_derive_exploration(_derive_replay(settings)))
 
 
 def _derive_device(settings: Settings, interface: Interface) -> Settings:

@@ -44,6 +44,17 @@ def assign_agents(policies: Mapping[str, Any], spec: EnvSpec) -> dict[str, Agent
     return dict(sorted(shares.items(), key=lambda item: item[1].first))
 
 
+def sides_of(shares: Mapping[str, Agents], *, league: bool) -> dict[str, tuple[str, Agents]]:
+    """Return who makes rows of its own in a game: name -> (policy, its agents).
+
+    In a league these are the sides of the game: the policies or, with one policy, its agents.
+    """
+    if not league or len(shares) > 1:
+        return {name: (name, agents) for name, agents in shares.items()}
+    [(name, (first, size))] = shares.items()
+    return {f"{name}.{i}": (name, Agents(first + i, 1)) for i in range(size)}
+
+
 def merge_policies(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the parts of the setting in a file and in flags; `upper` has precedence."""
     both = lower.keys() & upper.keys()

@@ -22,7 +22,7 @@ from headrace.replay.hindsight import has_goals
 from headrace.spec import EnvSpec, Space
 
 Tables = Mapping[str, Mapping[str, Any]]
-SEVERAL = "several agents"
+SEVERAL, IN_TURNS = "several agents", "games in turns"
 GROUPS = ("on_policy", "off_policy")
 """The tables for several algorithms, by what these learn from."""
 
@@ -41,10 +41,12 @@ def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[st
     kind = kind_of(spec)
     if algo not in ALGORITHMS:
         return kind, {}
-    names = [kind] if kind == SEVERAL else ["one agent", kind]
-    if has_goals(spec) and kind != SEVERAL:
+    if kind in (SEVERAL, IN_TURNS):
+        return kind, _settings_of([_tables()[kind]], algo)
+    names = ["one agent", kind]
+    if has_goals(spec):
         names.append("goals")
-    if core != "none" and kind != SEVERAL:
+    if core != "none":
         names.append("recurrent cores")
     return kind, _settings_of([_tables()[name] for name in names], algo)
 
@@ -52,7 +54,7 @@ def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[st
 def kind_of(spec: EnvSpec) -> str:
     """Return the kind of an environment: a table's name in `defaults.toml`."""
     if spec.num_agents > 1:
-        return SEVERAL
+        return IN_TURNS if spec.interface == "turns" else SEVERAL
     images = [image_layout(part) is not None for _, part in spec.seen.leaves]
     if all(images):
         return "images"

@@ -233,6 +233,25 @@ class PoliciesConfig:
 
 
 @configclass
+class LeagueConfig:
+    """Opponents in games: snapshots of this run, and other runs."""
+
+    league: NonNegativeInt = 0
+    """Members of a league that may be opponents at a time: snapshots of this run, and those of
+    --league-members. In each episode, the learned policies play all agents, or one side against a
+    member. A side is the agents of a policy; with one policy, each agent. 0: no league."""
+    snapshot_every: Annotated[int, Between(0, minus_one="no snapshots")] = 0
+    """Env steps between snapshots, of which the first is taken at the start. 0: a fortieth of
+    total_env_steps. -1: none, and the members are those of --league-members alone."""
+    opponents: Literal["uniform", "hard"] = "uniform"
+    """Which members are drawn. uniform: all alike. hard: those more often that win."""
+    latest_ratio: Annotated[float, Between(0, 1)] = 0.5
+    """Share of episodes in which the learned policies play all sides."""
+    league_members: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[RUN_DIR|random ...]")] = ()
+    """Further members: the policies of other runs, or a random player."""
+
+
+@configclass
 class LoopConfig:
     """How long to train, and what is evaluated and saved."""
 
@@ -271,7 +290,14 @@ class LoopConfig:
 
 @configclass
 class RunConfig(  # fields come in the order of the bases, the last one first
-    LoopConfig, PoliciesConfig, ClusterConfig, LearnerConfig, FaultsConfig, CollectConfig, EnvConfig
+    LoopConfig,
+    LeagueConfig,
+    PoliciesConfig,
+    ClusterConfig,
+    LearnerConfig,
+    FaultsConfig,
+    CollectConfig,
+    EnvConfig,
 ):
     """All groups together; flat, as flags, files and keywords are."""
 
@@ -288,6 +314,7 @@ GROUPS: dict[str, type[Any]] = {
     "learner": LearnerConfig,
     "cluster": ClusterConfig,
     "policies": PoliciesConfig,
+    "league": LeagueConfig,
     "run": LoopConfig,
 }
 """The title of each group in --help."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.batch import Fragment
 from headrace.envs.changes import Changes
+from headrace.envs.games.seats import Pool, Seats
 from headrace.errors import EnvError
 from headrace.meter import Meter
 from headrace.seeding import derive
@@ -23,6 +24,8 @@ class Episode(NamedTuple):
         ended_at: step of the fragment in which it ended, 0..T-1.
         by_policy: the mean over each policy's agents, where several policies act; `total_reward`
             is then the mean over all agents.
+        match: in a league, against a member: its id, the side that was learned from, and the score
+            of that side (`seats.score`).
     """
 
     ended_at: int
@@ -30,6 +33,7 @@ class Episode(NamedTuple):
     total_reward: float
     num_steps: int
     by_policy: tuple[float, ...] = ()
+    match: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,9 @@ class VectorContext:
         reseed: seed every episode, so that it can be replayed, or only the first one.
         replay_limit_s: for replaying unfinished episodes after a resume.
         parts: the agents whose rows each fragment holds; (): one fragment holds all agents.
+        owners: of each fragment, all agents of its policy, where several fragments share one; ():
+            the parts.
+        league_size: in a league, members of a pool at most; the parts are the sides. 0: none.
         num_threads: of a compiled or native vector.
         last_episodes: `finish` of a `DeviceVector` returns only so many, the last ones; 0: all.
     """
@@ -94,12 +101,47 @@ class VectorContext:
     reseed: bool = True
     replay_limit_s: float = 30.0
     parts: tuple[Agents, ...] = ()
+    owners: tuple[Agents, ...] = ()
+    league_size: int = 0
     num_threads: int = 1
     last_episodes: int = 0
 
     def episode_seed(self, i: int, episode: int) -> int:
         """Return the seed of the reset that begins an episode of row i."""
         return derive(self.seed, self.role, int(self.env_id[i]), episode)
+
+    def all_parts(self) -> tuple[Agents, ...]:
+        """Return the agents of each fragment."""
+        return self.parts or (Agents(0, self.spec.num_agents),)
+
+    def row_ids(self, i: int) -> Array:
+        """Return the index of each row of fragment i among the rows of its policy in the run."""
+        part = self.all_parts()[i]
+        owner = self.owners[i] if self.owners else part
+        return Agents(part.first - owner.first, part.size).ids(self.env_id, owner.size)
+
+    def seats(self, device: Any = None) -> Seats | None:
+        """Return who plays which side of the games; None without a league."""
+        if not self.league_size:
+            return None
+        parts = self.all_parts()
+        return Seats(self.seed, self.env_id, parts, self.league_size, device)
+
+    def returns_of(self, by_part: Array) -> tuple[float, tuple[float, ...]]:
+        """Return an episode's mean over all agents, and over those of each of several policies.
+
+        Args:
+            by_part: `[parts]`, means over the agents of each.
+        """
+        parts = self.all_parts()
+        sizes = np.array([part.size for part in parts])
+        total = float(np.average(by_part, weights=sizes))
+        owners = self.owners or parts
+        each = dict.fromkeys(owners)
+        if len(each) < 2:
+            return total, ()
+        of = [np.array([owner == other for other in owners]) for owner in each]
+        return total, tuple(float(np.average(by_part[i], weights=sizes[i])) for i in of)
 
     def describe_all(self) -> str:
         """Name all environments and the worker, for messages."""
@@ -126,12 +168,19 @@ class VectorEnv(ABC):
         step_s: mean seconds per env step in the last fragment.
         dropped: a line for each episode that was dropped in the last fragment.
         lost_steps: rows that are not valid because an episode was dropped.
+        seats: who plays which side, in a league.
     """
 
     def __init__(self, context: VectorContext) -> None:
         self.context, self.spec, self.env_id = context, context.spec, context.env_id
         self.dropped: list[str] = []
         self.step_s, self.lost_steps = 0.0, 0
+        self.seats: Seats | None = None
+
+    def set_pool(self, pool: Pool | None) -> None:
+        """Draw opponents of the episodes that begin from now on from this pool, in a league."""
+        if self.seats is not None and pool is not None:
+            self.seats.set_pool(pool)
 
     def change(self, changes: Changes) -> None:
         """Carry out the changes that an env does not have yet, between two fragments.

@@ -2,6 +2,7 @@
 
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from headrace.batch import Fragment, each
 from headrace.envs.api import Episode, VectorContext, VectorEnv
+from headrace.envs.games.seats import LATEST, score
 from headrace.envs.spaces.obs_reader import ObsReader, leaf
 from headrace.errors import EnvError
 from headrace.spec import ActionCodec, Agents, Array
@@ -187,8 +189,8 @@ class DeviceVector(VectorEnv):
 
     def __init__(self, context: VectorContext, device: torch.device) -> None:
         super().__init__(context)
-        self.parts = context.parts or (Agents(0, context.spec.num_agents),)
-        self.device = device
+        self.parts = context.all_parts()
+        self.device, self.seats = device, context.seats(device)
         self._bound_at = 0.0
 
     def finals_per_row(self, num_steps: int) -> int:
@@ -205,10 +207,23 @@ class DeviceVector(VectorEnv):
         self.ended_return = torch.zeros(
             *shape, len(self.parts), dtype=torch.float64, device=self.device
         )
+        if self.seats is not None:
+            self._ended_member = torch.full(shape, LATEST, dtype=torch.int64, device=self.device)
+            self._ended_side = torch.zeros(shape, dtype=torch.int64, device=self.device)
 
-    def _write_env_id(self, fragment: Fragment, part: Agents) -> None:
-        ids = Agents(0, part.size).ids(self.env_id, part.size)
-        fragment.env_id.copy_(torch.from_numpy(ids))
+    def _write_env_id(self, fragment: Fragment, i: int) -> None:
+        fragment.env_id.copy_(torch.from_numpy(self.context.row_ids(i)))
+
+    def _seat(self, t: int, ended: Tensor, episode: Tensor, fragments: Sequence[Fragment]) -> None:
+        """In a league: after step t, note who played it, and draw who plays new episodes."""
+        if (seats := self.seats) is None:
+            return
+        self._ended_member[t].copy_(seats.member)
+        self._ended_side[t].copy_(seats.side)
+        for i, fragment in enumerate(fragments):
+            valid = fragment.valid[t].view(len(self.env_id), -1)
+            valid.logical_and_(seats.learns(i).unsqueeze(1))
+        seats.draw_where(ended, episode)
 
     def _ended_episodes(self) -> list[Episode]:
         """Return the episodes that ended, the last ones; here the host waits for the device."""
@@ -220,15 +235,28 @@ class DeviceVector(VectorEnv):
             ended = ended[-self.context.last_episodes :]
         position = ended.cpu().numpy()
         returns = self.ended_return.flatten(0, 1)[ended].cpu().numpy()
-        columns = [
-            (position // num_envs).tolist(),
-            self.env_id[position % num_envs].tolist(),
-            np.average(returns, axis=-1, weights=[part.size for part in self.parts]).tolist(),
-            length[ended].tolist(),
+        means = map(self.context.returns_of, returns)
+        return [
+            Episode(at, env, total, steps, by_policy, match)
+            for at, env, steps, (total, by_policy), match in zip(
+                (position // num_envs).tolist(),
+                self.env_id[position % num_envs].tolist(),
+                length[ended].tolist(),
+                means,
+                self._matches(ended, returns),
+                strict=True,
+            )
         ]
-        if len(self.parts) > 1:
-            columns.append([tuple(by_policy) for by_policy in returns.tolist()])
-        return [Episode(*fields) for fields in zip(*columns, strict=True)]
+
+    def _matches(self, ended: Tensor, returns: Array) -> list[tuple[float, ...]]:
+        """Return the `match` of each episode that ended."""
+        if self.seats is None:
+            return [()] * len(returns)
+        member = self._ended_member.flatten()[ended].cpu().numpy()
+        side = self._ended_side.flatten()[ended].cpu().numpy()
+        scores = score(returns, np.array([part.size for part in self.parts]), side)
+        rows = zip(member.tolist(), side.tolist(), scores.tolist(), strict=True)
+        return [() if row[0] == LATEST else row for row in rows]
 
     def _check_finite(self, fragment: Fragment, part: Agents) -> None:
         """Raise EnvError for NaN or infinity in a full fragment of a part's rows."""

@@ -133,8 +133,12 @@ class SingleEnvs(VectorEnv):
                 self._carry_out(i, change)
 
         change_before(BEFORE_RESET)
-        with explain_errors(lambda: f"while replaying, {self._describe(i)}"):
+        try:
             return self._replay_actions(i, actions, change_before)
+        except EnvChangeError:
+            raise
+        except (Exception, SystemExit):  # it did not fail then: a move is illegal in another game
+            return False
 
     def _carry_out(self, i: int, change: EnvChange) -> None:
         env = f"env {self.env_id[i]} of {self.spec.id}, {self.context.worker}"

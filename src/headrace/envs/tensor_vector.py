@@ -58,7 +58,7 @@ class TensorVector(DeviceVector):
     def bind(self, *fragments: Fragment) -> None:
         (fragment,) = fragments
         if fragment is not self._fragment:
-            self._write_env_id(fragment, self.parts[0])
+            self._write_env_id(fragment, 0)
             self._allocate_ended(fragment.num_steps)
             self._no_choice = torch.zeros_like(fragment.terminated)  # [T, n]
             self._fragment = fragment

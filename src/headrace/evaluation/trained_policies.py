@@ -1,6 +1,7 @@
 """Trained policies: loaded from a run directory, and called with observations."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,22 @@ class TrainedPolicy:
 
     Args:
         is_random: it is frozen as one that acts at random: evaluations sample its actions always.
+        build: builds such a policy, whose weights are then overwritten; None: as the run's own.
+        learned_by: `algo`, `algo_settings` and `model` in the manifest of its run.
     """
 
     def __init__(
-        self, spec: EnvSpec, module: Policy, network: Network, *, is_random: bool = False
+        self,
+        spec: EnvSpec,
+        module: Policy,
+        network: Network,
+        *,
+        is_random: bool = False,
+        build: Callable[[], Policy] | None = None,
+        learned_by: Mapping[str, Any] | None = None,
     ) -> None:
         self.spec, self.module, self.network = spec, module, network
-        self.is_random = is_random
+        self.is_random, self.build, self.learned_by = is_random, build, learned_by
         self._codec = ActionCodec(spec.action)
         self._memory: Tensor | None = None  # [n, S] after the first call
 
@@ -169,9 +179,13 @@ def load_policy(
         if model is None:  # shapes are checked before memory is allocated
             with torch.device("meta"):
                 checkpoint.check_shapes(algorithm.build_policy(spec, network, config), saved, name)
-    module = algorithm.build_policy(spec, network, config, model)
+    build = partial(algorithm.build_policy, spec, network, config, model)
+    module = build()
     checkpoint.load_into(module, saved, name)
-    return TrainedPolicy(spec, module.eval(), network)
+    learned = {
+        key: described[key] for key in ("algo", "algo_settings", "model") if key in described
+    }
+    return TrainedPolicy(spec, module.eval(), network, build=build, learned_by=learned)
 
 
 def load_policies(

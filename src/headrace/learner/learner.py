@@ -1,6 +1,7 @@
 """The learner of one rank: updates each policy of the run from its batch."""
 
 import hashlib
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,58 +14,27 @@ from headrace.algos.schedules import in_force
 from headrace.algos.targets import most_rows
 from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
 from headrace.config.algorithms import GRADIENTS
-from headrace.config.policies import DEFAULT
+from headrace.config.policies import DEFAULT, sides_of
 from headrace.config.settings import Settings
 from headrace.device_seeding import permutations as permutations_on_device
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError
+from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.frozen import load_frozen, seed_of_weights, untrained_policy
+from headrace.learner.loss import Loss
 from headrace.learner.optimizer import Optimizer, without_denormals
 from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.models.fast_paths import choose, describe_choice
 from headrace.models.policy import Network, Policy, torch_seed
-from headrace.models.recurrent import Core
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.hindsight import GoalReward
 from headrace.returns import discounted_sum
 from headrace.seeding import env_orders, permutations
 from headrace.spec import Agents, EnvSpec
 from headrace.storage.checkpoint import Checkpoint, Section, SectionState, module_section
-
-
-class Loss(nn.Module):
-    """A loss as a module, so that `Ranks.wrap` can average its gradients."""
-
-    def __init__(self, spec: LossSpec, config: Any, *, compiled: bool) -> None:
-        super().__init__()
-        self.module, self._config = spec.module, config
-        if compiled:
-            _check_compiler()
-            for part in spec.module.modules():
-                if isinstance(part, Core):
-                    part.stay_out_of_graphs()
-        self._function = torch.compile(spec.function) if compiled else spec.function
-
-    def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self._function(self.module, minibatch, self._config)
-
-
-def _check_compiler() -> None:
-    """Raise ConfigError before torch.compile would fail in the first update."""
-    # Imported here, since most runs do not need it.
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
-        raise ConfigError(
-            "compile=True, but torch.compile finds no C++ compiler that works.\n"
-            "Install g++ (or name one by CXX), or train without --compile."
-        ) from error
 
 
 class PolicyLearner:
@@ -361,6 +331,7 @@ class Learner:
         policies: by name, in the order of their agents' ids.
         networks: network settings of each policy.
         learners: of the policies that are not frozen.
+        frozen: the others.
 
     Raises:
         CheckpointError: a frozen policy cannot be loaded.
@@ -379,13 +350,17 @@ class Learner:
         dtype: torch.dtype | None = None,
     ) -> None:
         self._ranks = ranks
+        sides = sides_of(shares, league=settings.run.league > 0)
+        self._policy_of_side = [policy for policy, _ in sides.values()]
         self.policies: dict[str, Policy] = {}
         self.networks: dict[str, Network] = {}
         self.learners: dict[str, PolicyLearner] = {}
+        self.frozen: dict[str, TrainedPolicy] = {}
         for name, share in shares.items():
             of_policy, agents_spec = settings.of(name), spec.for_agents(share)
             if source := settings.run.frozen.get(name):
                 frozen = load_frozen(source, name, of_policy, agents_spec, model, saved)
+                self.frozen[name] = frozen
                 self.policies[name], self.networks[name] = frozen.module.to(device), frozen.network
             else:
                 learner = PolicyLearner(
@@ -414,14 +389,15 @@ class Learner:
         """Build each policy's batch `[T, N]` on the learner's device.
 
         Args:
-            fragments: `[T, n]` of each vector, in order; of each vector one of each policy.
+            fragments: `[T, n]` of each vector, in order; of each vector one of each policy, or in
+                a league of each side.
         """
-        size = len(self.policies)
-        return {
-            name: self.learners[name].assemble(fragments[i::size])
-            for i, name in enumerate(self.policies)
-            if name in self.learners
-        }
+        sides = itertools.cycle(self._policy_of_side)
+        of_policy: dict[str, list[Fragment]] = {name: [] for name in self.learners}
+        for name, fragment in zip(sides, fragments, strict=False):
+            if name in of_policy:
+                of_policy[name].append(fragment)
+        return {name: self.learners[name].assemble(of) for name, of in of_policy.items()}
 
     def update(
         self, batches: dict[str, Fragment], env_steps: int, new_env_steps: int = 0

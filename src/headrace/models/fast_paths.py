@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headrace.models import numpy_inference
 from headrace.models.action_values import numpy_q_inference
@@ -74,6 +75,22 @@ def choose(
 def describe_choice(path: FastPath | None, reference: str, reason: str) -> str:
     """Return a path's name; without a path, the reference and the reason."""
     return path.name if path else reference + (f" ({reason})" if reason else "")
+
+
+def act_for(policy: Policy, spec: EnvSpec, network: Network) -> Callable[[Any, Tensor], Tensor]:
+    """Return a function from observations and noise of some rows to their actions.
+
+    It has the policy's current weights, and may miss later changes.
+    """
+    actor = actor_for(policy, spec, network)
+    if isinstance(actor, numpy_inference.NumpyActor):
+        return actor.act_on
+
+    @torch.no_grad()
+    def act(obs: Any, noise: Tensor) -> Tensor:
+        return policy.act(obs, noise)["action"]
+
+    return act
 
 
 def actor_for(policy: Policy, spec: EnvSpec, network: Network) -> Actor:

@@ -83,6 +83,19 @@ class NumpyActor(Actor):
 
         return act
 
+    def act_on(self, obs: Tensor, noise: Tensor) -> Tensor:
+        """Return the actions of any rows: observations `[n, ...]`, noise `[n, draws]`."""
+        n = len(obs)
+        sizes = (len(bias) for _, bias in self._actor)
+        buffers = [np.empty((size, n), np.float32) for size in sizes]
+        seen = self._seen(obs.numpy().reshape(n, -1).T)
+        params = self._through(self._actor, seen, buffers)
+        is_choice = isinstance(self._head, Categorical | MultiCategorical)
+        shape = (n,) if isinstance(self._head, Categorical) else (self._head.num_draws, n)
+        action = np.empty(shape, np.int64 if is_choice else np.float32)
+        _sampler(self._head, noise.unsqueeze(0))(0, params, action)
+        return torch.from_numpy(action.T)
+
     def finish(self, rows: slice) -> None:
         out, n = self._fragment.stored_outputs, self._fragment.num_envs
         if "log_prob" in out:

@@ -12,7 +12,7 @@ from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collectors.watchdog import Watchdog
 from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm
 from headrace.config.derive import derive
-from headrace.config.policies import assign_agents, format_assignment
+from headrace.config.policies import assign_agents, format_assignment, sides_of
 from headrace.config.resolve import (
     NO_FILE,
     ConfigFile,
@@ -71,6 +71,11 @@ class Job:
     def is_on_device(self) -> bool:
         """Whether all environments are one vector on the learner's device."""
         return not self.settings.run.num_workers and is_one_vector(self.maker, self.spec)
+
+    @property
+    def sides(self) -> dict[str, tuple[str, Agents]]:
+        """Who makes rows of its own in a game: name -> (policy, its agents)."""
+        return sides_of(self.shares, league=self.settings.run.league > 0)
 
     @property
     def run_of_loop(self) -> RunConfig:
@@ -357,6 +362,11 @@ def _job_of(
         raise ConfigError(
             f"core={settings.network.core!r}, but {spec.id} is played in turns, where an agent has "
             "no row while others move, and so no memory is kept.\nLeave --core out."
+        )
+    if run.league and spec.num_agents < 2:
+        raise ConfigError(
+            f"league={run.league}, but {spec.id} has one agent: expected a game of several.\n"
+            "Leave --league out."
         )
     check_frozen(run.frozen, shares, run.model)
     if set(shares) == set(run.frozen):

@@ -84,6 +84,10 @@ def _line(row: dict[str, Any]) -> bytes:
     return f"{json.dumps(row)}\n".encode()
 
 
+def _league(metrics: dict[str, Any]) -> str:
+    return f"score {metrics['league_score']:.2f}, rating {metrics['league_rating']:.0f}"
+
+
 class Display:
     """Shows the progress of a run. This one shows nothing.
 
@@ -161,13 +165,17 @@ class TerminalDisplay(Display):
             self._bar.update(self._bar_id, completed=steps, steps=f"{steps:,} env steps")
             table = Table.grid(padding=(0, 2))
             table.add_row("mean return", f"{means} (last of {metrics['episodes']:,} episodes)")
+            if "league_score" in metrics:
+                table.add_row("league", _league(metrics))
             table.add_row("env steps/s", f"{speed} (update {metrics['iteration']:,})")
             table.add_row("time", spent)
             self._live.update(Group(table, self._bar), refresh=True)
         else:
+            league = f"  league {_league(metrics)}" if "league_score" in metrics else ""
             left = f"{max(0, self._total - steps) / rate:,.0f} s" if rate else "-"
             self.say(
-                f"{steps:>12,} env steps  {speed:>9}/s  return {means:>8}  ETA {left:>6}  {spent}"
+                f"{steps:>12,} env steps  {speed:>9}/s  return {means:>8}{league}  ETA {left:>6}  "
+                f"{spent}"
             )
 
     def stop(self) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 from headrace.collectors.api import Collected, Collector, Ledger
 from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
+from headrace.envs.api import Episode
 from headrace.envs.changes import EnvChange
+from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
@@ -26,6 +28,7 @@ def train(
     evaluate: Callable[[bool], dict[str, float]],
     on_update: Callable[[dict[str, float]], list[EnvChange]],
     may_change_envs: bool = False,
+    league: League | None = None,
 ) -> None:
     """Train until `Counters.is_done`, or until a rank is told to stop.
 
@@ -62,6 +65,10 @@ def train(
         meter.lap("publish")
 
         saver.check_finite(metrics, batch)
+        if league is not None:
+            episodes = [Episode(*each) for report in reports for each in report["episodes"]]
+            metrics |= league.after_update(sorted(episodes), counters.env_steps)
+            collector.set_pool(league.pool)
         if run.check_ranks and learner.version % run.check_ranks == 0:
             learner.check_equal()
         metrics |= evaluate(counters.is_done(run, seconds))

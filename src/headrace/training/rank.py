@@ -15,7 +15,7 @@ import torch
 
 import headrace
 from headrace.algos.off_policy import ReplayConfig
-from headrace.collectors.api import Collector, PolicyPlan, SamplingPlan, Say, ShouldStop
+from headrace.collectors.api import Collector, LeaguePlan, PolicyPlan, SamplingPlan, Say, ShouldStop
 from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends.api import BackendFactory
 from headrace.collectors.data import DataCollector
@@ -31,9 +31,12 @@ from headrace.envs.api import Restored
 from headrace.envs.changes import Changes
 from headrace.envs.goal_reward import goal_reward
 from headrace.errors import EnvError
+from headrace.leagues.league import FOLDER, League
+from headrace.leagues.members import MemberLoader
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.fast_paths import ACTING, choose, describe_choice
+from headrace.models.policy import Policy
 from headrace.replay.memory import check_memory
 from headrace.spec import Array, EnvSpec
 from headrace.storage import checkpoint
@@ -47,7 +50,7 @@ from headrace.training.log import Display, MetricsLog
 from headrace.training.loop import train
 from headrace.training.process import StopSignals, check_open_files, math_threads
 from headrace.training.reporter import OnUpdate, Reporter, describe_resume, describe_start
-from headrace.training.saver import Saver
+from headrace.training.saver import Saver, write_policies
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,10 @@ def run_rank(
         saved_episodes: dict[str, Array] = {}
         episodes = _workers_section(ranks, lambda: collector, saved_episodes)
         sections = [*learner.sections(), counters.section(), episodes]
-        if job.saved is None:
-            _load_initial_weights(job, learner)
-        else:
-            restore(sections, job.saved)
-        plan = sampling_plan(job, learner, device, ranks, counters.env_changes)
+        league = build_league(job, learner, ranks)
+        sections += [league.section()] if league else []
+        _load_weights(job, learner, sections)
+        plan = sampling_plan(job, learner, device, ranks, counters.env_changes, league)
         if job.rolled_back is None:
             display.say(describe_start(job, ranks, _describe_compute(plan, learner)))
         else:
@@ -117,7 +119,7 @@ def run_rank(
         display.start()
         train(
             job.run_of_loop, collector, learner, counters, meter, ranks=ranks,
-            saver=saver, evaluate=evaluate, on_update=reporter,
+            saver=saver, evaluate=evaluate, on_update=reporter, league=league,
             may_change_envs=any(gather_json(ranks, job.has_on_update)),  # torchrun's ranks differ
         )  # fmt: skip
         worker_meters = _other_meters(job, ranks, meter, collector)
@@ -176,8 +178,11 @@ def build_learner(
     return learner
 
 
-def _load_initial_weights(job: Job, learner: Learner) -> None:
-    """Load the policies of another run, if `init_from` names one."""
+def _load_weights(job: Job, learner: Learner, sections: list[Section]) -> None:
+    """Restore a run that is resumed; load the policies of another run, if `init_from` names one."""
+    if job.saved is not None:
+        restore(sections, job.saved)
+        return
     if not (source := job.settings.run.init_from):
         return
     saved = checkpoint.newest(Path(source))
@@ -229,16 +234,41 @@ def _describe_compute(plan: SamplingPlan, learner: Learner) -> str:
 def policy_plans(job: Job, learner: Learner) -> dict[str, PolicyPlan]:
     """Return the plan of each policy, by name."""
     settings, plans = job.settings, {}
-    for name, agents in job.shares.items():
+    for side, (name, agents) in job.sides.items():
         spec, network = job.spec.for_agents(agents), learner.networks[name]
-        plans[name] = PolicyPlan(
-            agents, spec, network,
-            {} if name in settings.run.frozen else settings.algorithm.stored_outputs,
-            partial(
-                settings.algorithm.build_policy, spec, network, settings.of(name).algo, job.model
-            ),
-        )  # fmt: skip
+        build: Callable[[], Policy] = partial(
+            settings.algorithm.build_policy, spec, network, settings.of(name).algo, job.model
+        )
+        stored_outputs = settings.algorithm.stored_outputs
+        if (frozen := learner.frozen.get(name)) is not None:  # maybe of another algorithm
+            build, stored_outputs = frozen.build or build, {}
+        plans[side] = PolicyPlan(
+            agents, spec, network, stored_outputs, build, name, job.shares[name]
+        )
     return plans
+
+
+def build_league(job: Job, learner: Learner, ranks: Ranks) -> League | None:
+    """Build the league of a rank, if the run has one."""
+    run = job.settings.run
+    if not run.league:
+        return None
+
+    def take(env_steps: int) -> Path:
+        return write_policies(job, learner, job.run_dir / FOLDER, env_steps)
+
+    return League(run, job.run_dir, ranks, take, sends_data=bool(run.cluster))
+
+
+def _league_plan(job: Job, league: League | None) -> LeaguePlan | None:
+    if league is None:
+        return None
+    league.begin()
+    sides = {name: (agents, job.spec.for_agents(agents)) for name, (_, agents) in job.sides.items()}
+    load = MemberLoader(sides, job.model, job.settings.algorithm)
+    for source in job.settings.run.league_members:
+        load.load(source)  # what cannot play is refused before the run begins
+    return LeaguePlan(job.settings.run.league, load, league.pool)
 
 
 def sampling_plan(
@@ -247,6 +277,7 @@ def sampling_plan(
     device: torch.device,
     ranks: Ranks = SINGLE_RANK,
     env_changes: Changes = (),
+    league: League | None = None,
 ) -> SamplingPlan:
     """Return the sampling plan of a rank's workers."""
     run = job.settings.run
@@ -269,6 +300,7 @@ def sampling_plan(
         asynchronous=job.settings.algorithm.is_asynchronous(run.lag),
         inference_device=device if run.inference == "learner" else None,
         guards=guards_of(run),
+        league=_league_plan(job, league),
     )
 
 

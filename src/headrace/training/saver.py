@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import headrace
@@ -11,7 +12,7 @@ from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import NonFiniteError, RunDirError
 from headrace.learner.learner import Learner
 from headrace.storage import checkpoint
-from headrace.storage.checkpoint import Section, SectionState
+from headrace.storage.checkpoint import Section, SectionState, module_section
 from headrace.storage.files import RetriedWrite, write_whole
 from headrace.storage.row_log import RowLog
 from headrace.training.counters import Counters
@@ -151,19 +152,41 @@ class Saver:
             **{name: data for name, (_, data) in states.items() if data},
             # No generator has a state: all random numbers follow from the seed and the counters.
             "seed": self._run.seed,
-            "policies": {
-                name: {
-                    "algo": self._run.algo,
-                    "algo_settings": asdict(self._job.settings.of(name).algo),
-                    "network": asdict(self._learner.networks[name]),
-                    "model": self._run.model,
-                    "spec": self._job.spec.for_agents(share).to_json(),
-                    "agents": [share.first, share.first + share.size],
-                }
-                for name, share in self._job.shares.items()
-            },
+            "policies": _describe_policies(self._job, self._learner),
         }
         files = {name: tensors for name, (tensors, _) in states.items() if tensors}
         parent = self._job.run_dir / folder
         path = checkpoint.write(parent, env_steps, files, manifest)
         checkpoint.prune(keep, path)
+
+
+def write_policies(job: Job, learner: Learner, parent: Path, env_steps: int) -> Path:
+    """Write the policies alone, as a checkpoint has them; return the new directory below `parent`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    sections = [module_section(f"policy_{name}", of) for name, of in learner.policies.items()]
+    files = {section.name: section.state()[0] for section in sections}
+    manifest = {
+        "headrace": headrace.__version__,
+        "seed": job.settings.run.seed,
+        "policies": _describe_policies(job, learner),
+    }
+    return checkpoint.write(parent, env_steps, files, manifest)
+
+
+def _describe_policies(job: Job, learner: Learner) -> dict[str, Any]:
+    """Return what a manifest says of each policy."""
+    return {
+        name: {
+            "algo": job.settings.run.algo,
+            "algo_settings": asdict(job.settings.of(name).algo),
+            "model": job.settings.run.model,
+            **((learner.frozen[name].learned_by or {}) if name in learner.frozen else {}),
+            "network": asdict(learner.networks[name]),
+            "spec": job.spec.for_agents(share).to_json(),
+            "agents": [share.first, share.first + share.size],
+        }
+        for name, share in job.shares.items()
+    }

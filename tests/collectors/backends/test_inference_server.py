@@ -107,9 +107,9 @@ def compare(plan, theirs, ours, batches=3):
     """Collect from both, with weights that change in between; how many final observations."""
     finals = 0
     for version in range(batches):
-        policy = policy_for(plan, seed=version)
+        policies = policies_for(plan, seed=version)
         for collector in (ours, theirs):
-            collector.publish({"default": policy}, version)
+            collector.publish(policies, version)
         for a, b in zip(ours.collect().fragments, theirs.collect().fragments, strict=True):
             assert_alike(a, b)
             finals += int(a.num_final)

@@ -61,6 +61,8 @@ class Camp:
         if self.agents:
             self.agents = self.agents + come
             obs |= {agent: self._obs(agent) for agent in come}
+            for of, value in ((reward, 0.0), (ends, False), (cut, False), (infos, {})):
+                of |= dict.fromkeys(come, value)
         return obs, reward, ends, cut, infos
 
     def close(self):

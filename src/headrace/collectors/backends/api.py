@@ -10,6 +10,7 @@ from headrace.collectors.rollout import RolloutResult
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.envs.api import Restored
 from headrace.envs.changes import Changes
+from headrace.envs.games.seats import Pool
 from headrace.errors import HeadraceError
 from headrace.meter import Readings, Timings
 from headrace.models.policy import Policy
@@ -24,8 +25,9 @@ class WorkerSetup:
     generation: int  # counts the processes of this worker
     vectors: list[int]
     state: dict[str, Array]  # of the vectors; {}: they begin
-    begin_after: int  # these two: see `RolloutWorker.restore`
+    begin_after: int  # these three: see `RolloutWorker.restore`
     changes: Changes
+    pool: Pool | None = None
 
 
 class WorkOrder(NamedTuple):
@@ -34,6 +36,7 @@ class WorkOrder(NamedTuple):
     fragments: tuple[tuple[int, int, int], ...]  # vector, buffer, steps of each env before
     version: int | None  # of the weights; None: the newest at each step
     changes: Changes  # of the envs, before these fragments; most have been made before
+    pool: Pool | None = None  # of opponents, in a league
 
 
 class Ready(NamedTuple):

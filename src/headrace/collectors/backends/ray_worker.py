@@ -156,7 +156,7 @@ class WorkerActor:
             if flat is not None:
                 self._weights.take(version, flat)
             tasks = [
-                RolloutTask(v, hosted.fragments[v], steps, order.changes)
+                RolloutTask(v, hosted.fragments[v], steps, order.changes, order.pool)
                 for v, _, steps in order.fragments
             ]
             mark_unwritten(task.fragments for task in tasks)

@@ -103,9 +103,9 @@ class WorkerContext:
     def tasks(self, order: WorkOrder) -> list[RolloutTask]:
         """Return the fragments that an order wants, and claim the memory."""
         self.memory.generation[0] = self.generation
-        fragments, changes = self.memory.fragments, order.changes
+        fragments, changes, pool = self.memory.fragments, order.changes, order.pool
         return [
-            RolloutTask(v, fragments[v][buffer], steps, changes)
+            RolloutTask(v, fragments[v][buffer], steps, changes, pool)
             for v, buffer, steps in order.fragments
         ]
 
@@ -335,7 +335,7 @@ def start_worker(
 ) -> tuple[RolloutWorker, Ready]:
     """Make the environments of a worker, and restore their states. Return what to report, too."""
     worker = RolloutWorker(plan, setup.vectors, meter, setup.name, acts=acts)
-    restored = worker.restore(setup.state, setup.begin_after, setup.changes)
+    restored = worker.restore(setup.state, setup.begin_after, setup.changes, setup.pool)
     states = worker.states() if setup.begin_after else {}
     return worker, Ready(setup.generation, restored, states)
 

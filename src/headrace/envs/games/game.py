@@ -77,10 +77,10 @@ class Game(ABC):
             ) from None
 
 
-def number(paid: Any, rows: GameRows) -> float:
-    """Return a reward, which may be an array or list of one number, or EnvError."""
-    if hasattr(paid, "__len__"):
-        check_reward(paid, rows.position())
+def number(paid: Any, agent: Any, rows: GameRows) -> float:
+    """Return an agent's reward, which may be an array or list of one number, or EnvError."""
+    if hasattr(paid, "__len__") or paid is None:
+        check_reward(paid, f"agent {agent}, {rows.position()}")
         return float(np.asarray(paid).item())
     return paid  # type: ignore[no-any-return]
 

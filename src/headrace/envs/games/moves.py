@@ -79,9 +79,10 @@ class KeptMoves:
             getattr(self, name)[:] = named[name]
         self.columns = select(named, "columns.")
         final = select(named, "final.")
+        has_final = self.is_kept & self.truncated & ~self.terminated
         self.final = {
             column: {key: array[column] for key, array in final.items()}
-            for column in np.flatnonzero(self.is_kept & self.truncated).tolist()
+            for column in np.flatnonzero(has_final).tolist()
         }
 
 

@@ -13,15 +13,10 @@ from headrace.errors import EnvError
 class ParallelGame(Game):
     """One game. An agent that is terminated or truncated has left it, until it is there again."""
 
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
-        self._left = np.zeros(len(self.names), bool)  # they may linger in `agents`
-
     def reset(self, seed: int | None, rows: GameRows) -> None:
         result = self.env.reset(seed=seed)
         check_fields("reset", result, rows.position())
         obs, infos = result
-        self._left[:] = False
         rows.alive[:] = False
         for i in self.present(rows):
             rows.alive[i] = True
@@ -29,12 +24,15 @@ class ParallelGame(Game):
         rows.acts[:] = rows.alive
 
     def step(self, actions: Sequence[Any], rows: GameRows) -> None:
-        result = self.env.step({self.names[i]: actions[i] for i in self.present(rows)})
+        before = self.present(rows)
+        left = {i for i in before if not rows.alive[i]}  # and lingers in `agents`
+        result = self.env.step({self.names[i]: actions[i] for i in before})
         check_fields("step", result, rows.position(), reward=False)
         obs, reward, terminated, truncated, infos = result
         present = set(self.present(rows))
         for i in np.flatnonzero(rows.alive).tolist():
-            rows.reward[i] = number(self.of(i, "reward", reward, rows), rows)
+            paid = self.of(i, "reward", reward, rows)
+            rows.reward[i] = number(paid, self.names[i], rows)
             ends = bool(self.of(i, "terminated", terminated, rows))
             cut = bool(self.of(i, "truncated", truncated, rows))
             rows.terminated[i], rows.truncated[i] = ends, cut
@@ -44,12 +42,12 @@ class ParallelGame(Game):
                     f"The agent {self.names[i]} is no longer in `agents`, and step said "
                     f"neither that it is terminated nor that it is truncated ({rows.position()})."
                 )
+            if not rows.alive[i]:
+                left.add(i)
             if not ends:
                 self._put(i, obs, infos, rows, ended=cut)
-        self._left |= rows.terminated | rows.truncated
-        self._left[[i for i in range(len(self.names)) if i not in present]] = False
         for i in present:
-            if not rows.alive[i] and not self._left[i]:  # has joined
+            if not rows.alive[i] and i not in left:  # has joined
                 rows.alive[i] = True
                 self._put(i, obs, infos, rows)
         rows.acts[:] = rows.alive

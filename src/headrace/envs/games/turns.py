@@ -21,45 +21,52 @@ class TurnGame(Game):
     def reset(self, seed: int | None, rows: GameRows) -> None:
         self.env.reset(seed=seed)
         rows.alive[:] = False
-        for i in self.present(rows):
-            rows.alive[i] = True
+        rows.alive[self.present(rows)] = True
         self._turn(rows)
 
     def step(self, actions: Sequence[Any], rows: GameRows) -> None:
         (mover,) = rows.acts.nonzero()[0].tolist()
         self.env.step(actions[mover])
-        for i in self.present(rows):
-            rows.alive[i] |= not rows.terminated[i] and not rows.truncated[i]  # has joined
         self._turn(rows)
 
     def _turn(self, rows: GameRows) -> None:
         """Read whose turn it is, and what that agent observes; let those go who have left."""
-        rows.acts[:] = False
         for _ in range(_MOST_DEAD_TURNS):
-            if not self.env.agents:
-                rows.alive[:] = False
+            present = self.present(rows)
+            for i in set(rows.alive.nonzero()[0].tolist()).difference(present):
+                raise EnvError(
+                    f"The agent {self.names[i]} is no longer in `agents`, and had no turn in which "
+                    f"last() said that it is terminated or truncated ({rows.position()}).\n"
+                    "Expected that step(None), in that turn, removes it, and it alone."
+                )
+            if not present:
+                rows.acts[:] = False
                 return
             i = self.index(self.env.agent_selection, "`agent_selection`", rows)
-            obs, reward, ends, cut, info = self._last(rows)
-            rows.reward[i] += number(reward, rows)
+            obs, reward, ends, cut, info = self._last(i, rows)
+            rows.reward[i] += number(reward, self.names[i], rows)
             if not ends and not cut:
-                rows.acts[i] = rows.alive[i] = True
                 rows.put(i, obs, info, ended=False)
+                rows.acts[:] = False  # not before: until here, messages tell of the last move
+                rows.acts[i] = rows.alive[i] = True
                 return
             rows.terminated[i], rows.truncated[i], rows.alive[i] = bool(ends), bool(cut), False
             if not ends and obs is not None:
                 rows.put(i, obs, info, ended=True)
             self.env.step(None)
         raise EnvError(
-            f"Agents that have left the game had {_MOST_DEAD_TURNS} turns in a row "
-            f"({rows.position()}).\nExpected that step(None) removes one from `agents`."
+            f"Agents that have left the game, such as {self.names[i]}, had {_MOST_DEAD_TURNS} "
+            f"turns in a row ({rows.position()}).\n"
+            "Expected that step(None) removes the agent whose turn it is from `agents`."
         )
 
-    def _last(self, rows: GameRows) -> tuple[Any, Any, bool, bool, Any]:
+    def _last(self, i: int, rows: GameRows) -> tuple[Any, Any, bool, bool, Any]:
         result = self.env.last()
         if not isinstance(result, tuple | list) or len(result) != 5:
+            length = f" of {len(result)}" if isinstance(result, tuple | list) else ""
             raise EnvError(
-                f"last() returned {type(result).__name__}; expected (observation, reward, "
-                f"terminated, truncated, info) ({rows.position()})."
+                f"last() of agent {self.names[i]} returned a {type(result).__name__}{length}; "
+                "expected (observation, reward, terminated, truncated, info) "
+                f"({rows.position()})."
             )
         return tuple(result)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from headrace.batch import Fragment
 from headrace.envs.api import Episode, Restored, VectorContext, explain_errors
@@ -18,10 +19,11 @@ from headrace.envs.games.game import Game
 from headrace.envs.games.moves import KeptMoves, pack
 from headrace.envs.games.parallel import ParallelGame
 from headrace.envs.games.rows import AgentRows
+from headrace.envs.games.seats import LATEST, score
 from headrace.envs.games.turns import TurnGame
 from headrace.envs.single_envs import SingleEnvs
 from headrace.errors import EnvError, UsageError
-from headrace.spec import Agents, Array
+from headrace.spec import Array
 
 _FORMS: dict[str, type[Game]] = {"parallel": ParallelGame, "turns": TurnGame}
 _COUNTS = "episode", "episode_step", "return"
@@ -44,7 +46,7 @@ class GameVector(SingleEnvs):
     ) -> None:
         super().__init__(envs, context, remake)
         spec, n = self.spec, len(self.env_id)
-        self.parts = context.parts or (Agents(0, spec.num_agents),)
+        self.parts, self.seats = context.all_parts(), context.seats()
         self._rows = [AgentRows(spec.for_agents(part), part, n) for part in self.parts]
         self._rows_of = [rows for rows in self._rows for _ in range(rows.agents.size)]
         self._games = [self._game_of(env) for env in self._envs]
@@ -81,10 +83,9 @@ class GameVector(SingleEnvs):
             for e in range(len(self._games)):
                 self._next_episode(e)
             self._begun = True
-        for fragment, rows in zip(fragments, self._rows, strict=True):
-            ids = Agents(0, rows.agents.size).ids(self.env_id, rows.agents.size)
+        for i, (fragment, rows) in enumerate(zip(fragments, self._rows, strict=True)):
             rows.bind(fragment)
-            rows.rows.env_id[:] = ids
+            rows.rows.env_id[:] = self.context.row_ids(i)
         num_steps = fragments[0].num_steps
         self._taken = np.zeros((num_steps, len(self._games), self._ends[-1]))
         self._failed = np.zeros((num_steps, len(self._games)), bool)
@@ -96,7 +97,7 @@ class GameVector(SingleEnvs):
         )
         self._taken[t] = actions
         self._checks_all = t == 0  # once per fragment: often enough to notice, too seldom to cost
-        acted = self._acts.copy()
+        acted = self._acts & self._learns()
         for array in (self._reward, self._terminated, self._truncated):
             array.fill(0)
         failed = []
@@ -150,6 +151,9 @@ class GameVector(SingleEnvs):
             if kept is not None:
                 moves = kept.state(len(self._games))
                 state |= {f"moves.{p}.{name}": array for name, array in moves.items()}
+        if self.seats is not None:
+            state |= {"seats.member": self.seats.member.numpy().copy()}
+            state |= {"seats.side": self.seats.side.numpy().copy()}
         return state | self._env_states()
 
     def restore(self, state: dict[str, Array]) -> Restored:
@@ -158,6 +162,10 @@ class GameVector(SingleEnvs):
         for name in _COUNTS:
             getattr(self, f"_{name}")[:] = state[name]
         self._alive[:], self._acts[:] = state["alive"], state["acts"]
+        if self.seats is not None:
+            self.seats.member.copy_(torch.from_numpy(state["seats.member"]))
+            self.seats.side.copy_(torch.from_numpy(state["seats.side"]))
+            self.seats.version += 1
         for p, (rows, kept) in enumerate(zip(self._rows, self._kept, strict=True)):
             for key, array in rows.leaves.items():
                 array[:] = state[f"obs.{p}.{key}"]
@@ -231,16 +239,37 @@ class GameVector(SingleEnvs):
             rows.clear(e, i)
         if self._alive[e].any():
             return
-        means = [self._return[e, first : first + size].mean() for first, size in self.parts]
-        sizes = [part.size for part in self.parts]
-        by_policy = tuple(map(float, means)) if len(means) > 1 else ()
-        total, steps = float(np.average(means, weights=sizes)), int(self._episode_step[e])
-        self._finished.append(Episode(t, int(self.env_id[e]), total, steps, by_policy))
+        means = np.array([self._return[e, first : first + n].mean() for first, n in self.parts])
+        total, by_policy = self.context.returns_of(means)
+        steps, match = (
+            int(self._episode_step[e]),
+            () if self.seats is None else self._match(e, means),
+        )
+        self._finished.append(Episode(t, int(self.env_id[e]), total, steps, by_policy, match))
         try:
             self._next_episode(e)
         except EnvError as error:
             self._fail(e, error)
             self._replace(e, partial(self._next_episode, e, always_seeded=True))
+
+    def _learns(self) -> Array:
+        """Return `[n, agents]` bool: the learned policies play the agent."""
+        if self.seats is None:
+            return np.ones_like(self._acts)
+        of_sides = [
+            np.repeat(self.seats.learns(i).numpy()[:, None], part.size, 1)
+            for i, part in enumerate(self.parts)
+        ]
+        return np.concatenate(of_sides, 1)
+
+    def _match(self, e: int, means: Array) -> tuple[float, ...]:
+        """Return the `match` of an episode of game e that has ended; () if it is none."""
+        assert self.seats is not None
+        member, side = int(self.seats.member[e]), int(self.seats.side[e])
+        if member == LATEST:
+            return ()
+        sizes = np.array([part.size for part in self.parts])
+        return member, side, float(score(means[None], sizes, np.array([side]))[0])
 
     def _drop(self, t: int, e: int) -> None:
         """Give up game e, in which step t failed, and begin another one."""
@@ -261,6 +290,8 @@ class GameVector(SingleEnvs):
     def _next_episode(self, e: int, *, always_seeded: bool = False) -> None:
         self._episode[e] += 1
         self._episode_step[e], self._return[e] = 0, 0.0
+        if self.seats is not None:
+            self.seats.draw(e, int(self._episode[e]))
         self._applied[e].begin_episode()
         seeded = self.context.reseed or self._episode[e] == 0 or always_seeded
         seed = self._seed_of_episode(e) if seeded else None
@@ -268,9 +299,12 @@ class GameVector(SingleEnvs):
         for i, rows in enumerate(self._rows_of):
             rows.clear(e, i)
         view, before = self._views[e], self._keep_step(e)
-        with explain_errors(lambda: f"in reset, {self._describe(e)}"):
-            self._games[e].reset(seed, view)
-        self._put_step(e, before)
+        view.actions = None  # those of a step that failed
+        try:
+            with explain_errors(lambda: f"in reset, {self._describe(e)}"):
+                self._games[e].reset(seed, view)
+        finally:
+            self._put_step(e, before)
         if not self._acts[e].any():
             raise EnvError(f"After reset there is nobody in `agents` ({self._describe(e)}).")
         if self.context.guards.enabled:

@@ -93,8 +93,8 @@ class KernelVector(DeviceVector):
         if not self._started:
             self._begin_all()
         if [*map(id, fragments)] != [*map(id, self._fragments)]:
-            for fragment, part in zip(fragments, self.parts, strict=True):
-                self._write_env_id(fragment, part)
+            for i, fragment in enumerate(fragments):
+                self._write_env_id(fragment, i)
                 self._place_finals(fragment)
             self._r = [self._rows(fragment) for fragment in fragments]
             self._fragments = fragments
@@ -112,10 +112,12 @@ class KernelVector(DeviceVector):
     def tensors(self) -> list[Tensor]:
         """Return all tensors that change from one fragment to the next."""
         current = [fragment.obs for fragment in self._current]
-        return [*self.world.values(), self._buffers["episode_return"], *current]  # type: ignore[list-item]
+        seats = [] if self.seats is None else [self.seats.member, self.seats.side]
+        return [*self.world.values(), self._buffers["episode_return"], *current, *seats]  # type: ignore[list-item]
 
     def step(self, t: int) -> None:
         self._run("step", f"step {t + 1} of the fragment", *self._r, t)
+        self._seat(t, self.ended, self.world["episode"], self._fragments)
         self.context.meter.lap("env_step")
 
     def finish(self) -> list[Episode]:
@@ -163,6 +165,8 @@ class KernelVector(DeviceVector):
         self.ended.copy_(ended)
         rows = [self._rows(current) for current in self._current]
         self._run("begin", "a reset", *rows)
+        if self.seats is not None:
+            self.seats.draw_where(self.ended, self.world["episode"])
         self.context.meter.lap("env_reset")
 
     def close(self) -> None:
@@ -178,6 +182,8 @@ class KernelVector(DeviceVector):
     def _state_tensors(self) -> dict[str, Tensor]:
         tensors = self.world | {"so_far": self._buffers["episode_return"]}
         tensors["episode_step"] = tensors.pop("step")
+        if self.seats is not None:
+            tensors |= {"seats.member": self.seats.member, "seats.side": self.seats.side}
         return tensors
 
     def _run(self, function: str, moment: str, *args: object) -> None:

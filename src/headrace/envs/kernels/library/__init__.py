@@ -9,6 +9,7 @@ from headrace.envs.kernels.library.classic_control import (
     MountainCarContinuous,
     Pendulum,
 )
+from headrace.envs.kernels.library.matrix_games import RockPaperScissors
 from headrace.envs.kernels.library.tag_continuous import TagContinuous
 from headrace.envs.kernels.library.tag_gridworld import TagGridWorld
 from headrace.envs.kernels.registry import register, registered_class
@@ -20,6 +21,7 @@ IDS: dict[str, type[KernelEnv]] = {
     "headrace/MountainCarContinuous-v0": MountainCarContinuous,
     "headrace/Pendulum-v1": Pendulum,
     "headrace/Reacher-v0": Reacher,
+    "headrace/RockPaperScissors-v0": RockPaperScissors,
     "headrace/TagContinuous-v0": TagContinuous,
     "headrace/TagGridWorld-v0": TagGridWorld,
 }

@@ -1,0 +1,1 @@
+"""Leagues: learned policies against snapshots of themselves and other runs, and tournaments."""
