@@ -7,17 +7,16 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from headrace.batch import each
 from headrace.collectors.api import LeaguePlan, PolicyPlan
 from headrace.collectors.opponents import MemberPolicy
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.policies import assign_agents, sides_of
 from headrace.envs.seats import Pool
 from headrace.models.policy import Network, torch_seed
-from headrace.spec import Agents
 from tests.support import build_policy, plan_for
 
 RPS, GRID = "headrace/RockPaperScissors-v0", "headrace/TagGridWorld-v0"
+SMALL_GRID = {"num_taggers": 2, "length": 3, "max_episode_steps": 5}
 POOL = Pool((3, 5, 8), (1.0, 2.0, 1.0), 0.25, sources=("",) * 9)
 
 
@@ -122,13 +121,13 @@ class Strangers:
     """
 
     specs: tuple
-    network: Network = Network(hidden_sizes=(8,))
+    network: Network
 
     def __call__(self, pool, member):
         return {name: self.of(i, member) for i, (name, _) in enumerate(self.specs)}
 
     def of(self, i, member):
-        name, spec = self.specs[i]
+        _, spec = self.specs[i]
         module = build_policy(spec, self.network, seed=100 * i + member)
         with torch_seed(member):  # an untrained policy acts nearly at random, whoever it is
             for parameter in module.parameters():
@@ -156,11 +155,6 @@ def league_plan(env, pool=POOL, policies=None, network=None, league_size=4, load
     return replace(plan, policies=plans, league=LeaguePlan(league_size, load, pool))
 
 
-def rows_of_side(side, size, num_envs):
-    """Whose row each column of a side's fragment is: its env, `[n * size]`."""
-    return torch.arange(num_envs).repeat_interleave(size)
-
-
 def seats_before_steps(vector):
     """Who plays in each step, written down before the vector takes it: (members, sides)."""
     noted, step = [], vector.step
@@ -173,14 +167,6 @@ def seats_before_steps(vector):
     return noted
 
 
-def rows(obs, *index):
-    """Some rows of observations."""
-    return each(lambda o: o[index], obs)
-
-
 def copied(fragment):
     """A copy that later batches do not overwrite."""
     return type(fragment)(**torch.utils._pytree.tree_map(torch.clone, vars(fragment)))
-
-
-__all__ = ["GRID", "POOL", "RPS", "Agents", "Strangers", "Takes", "Trio", "league_plan"]

@@ -13,7 +13,16 @@ from headrace.envs.seats import LATEST, Pool, Seats, score
 from headrace.envs.vectors import make_vector
 from headrace.spec import Agents
 from tests.envs.kernels.support import act_at_random
-from tests.leagues.support import GRID, POOL, RPS, Takes, Trio, league_plan, seats_before_steps
+from tests.leagues.support import (
+    GRID,
+    POOL,
+    RPS,
+    SMALL_GRID,
+    Takes,
+    Trio,
+    league_plan,
+    seats_before_steps,
+)
 
 PAIR, TRIPLE = (Agents(0, 1), Agents(1, 1)), (Agents(0, 3), Agents(3, 1), Agents(4, 2))
 POOLS = {
@@ -44,7 +53,7 @@ def drawn(seats, episode):
 @pytest.mark.parametrize("sides", [PAIR, TRIPLE], ids=["two", "three"])
 def test_host_and_device_draw_the_same(sides):
     """Whatever pool was there before."""
-    seats, seen = seats_of(50, sides, first=1000), set()
+    seats, seen = seats_of(20, sides, first=1000), set()
     for (name, pool), episode in itertools.product(
         [*POOLS.items(), *reversed(POOLS.items())], (0, 1, 77, 2**31, 2**40 + 5)
     ):
@@ -129,7 +138,7 @@ GAMES = {"kernel, one policy": RPS, "kernel, two": GRID, "at once": Trio, "in tu
 
 
 def vector_of(env, seed=3, num_steps=24):
-    kwargs = {"num_taggers": 2, "length": 3, "max_episode_steps": 5} if env == GRID else {}
+    kwargs = SMALL_GRID if env == GRID else {}
     plan = league_plan(env, num_envs=6, kwargs=kwargs)
     context = VectorContext(
         plan.spec, np.arange(4, 10), seed, parts=plan.parts, owners=plan.owners, league_size=4
