@@ -142,8 +142,10 @@ def score(returns: Array, sizes: Array, side: Array) -> Array:
         sizes: `[sides]`, their numbers.
         side: `[k]`: whose score.
     """
-    rows = np.arange(len(returns))
-    own, size = returns[rows, side], sizes[side]
-    others = ((returns * sizes).sum(-1) - own * size) / np.maximum(sizes.sum() - size, 1)
-    result: Array = np.where(own > others, 1.0, np.where(own < others, 0.0, 0.5))
+    own = returns[np.arange(len(returns)), side]
+    weights = sizes * (np.arange(len(sizes)) != side[:, None])
+    ahead = own - (returns * weights).sum(-1) / np.maximum(weights.sum(-1), 1)
+    # Equal returns may differ by the rounding of means.
+    is_tied = np.abs(ahead) <= 1e-9 * np.maximum(1.0, np.abs(own))
+    result: Array = np.where(is_tied, 0.5, np.where(ahead > 0, 1.0, 0.0))
     return result
