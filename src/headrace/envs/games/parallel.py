@@ -7,15 +7,17 @@ import numpy as np
 
 from headrace.envs.api import check_fields
 from headrace.envs.games.game import Game, GameRows, number, with_info
+from headrace.envs.spaces.game_state import StateReader
 from headrace.errors import EnvError
 
 
 class ParallelGame(Game):
     """One game. An agent that is terminated or truncated has left it, until it is there again."""
 
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
+    def __init__(self, env: Any, states: StateReader | None = None) -> None:
+        super().__init__(env, states)
         self._left = np.zeros(len(self.names), bool)  # they may linger in `agents`
+        self._seen: dict[int, Any] = {}  # observations of the step under way
 
     def reset(self, seed: int | None, rows: GameRows) -> None:
         result = self.env.reset(seed=seed)
@@ -23,16 +25,19 @@ class ParallelGame(Game):
         obs, infos = result
         self._left[:] = False
         rows.alive[:] = False
+        self._seen = {}
         for i in self.present(rows):
             rows.alive[i] = True
             self._put(i, obs, infos, rows)
         rows.acts[:] = rows.alive
+        self._put_state(rows)
 
     def step(self, actions: Sequence[Any], rows: GameRows) -> None:
         result = self.env.step({self.names[i]: actions[i] for i in self.present(rows)})
         check_fields("step", result, rows.position(), reward=False)
         obs, reward, terminated, truncated, infos = result
         present = set(self.present(rows))
+        self._seen = {}
         for i in np.flatnonzero(rows.alive).tolist():
             rows.reward[i] = number(self.of(i, "reward", reward, rows), rows)
             ends = bool(self.of(i, "terminated", terminated, rows))
@@ -53,7 +58,17 @@ class ParallelGame(Game):
                 rows.alive[i] = True
                 self._put(i, obs, infos, rows)
         rows.acts[:] = rows.alive
+        self._put_state(rows)
 
     def _put(self, i: int, obs: Any, infos: Any, rows: GameRows, *, ended: bool = False) -> None:
         own = self.of(i, "observation", obs, rows)
         rows.put(i, own, with_info(infos, self.names[i]), ended=ended)
+        self._seen[i] = own
+
+    def _put_state(self, rows: GameRows) -> None:
+        """Write the state for all who have observed something in this step."""
+        if self.states is None:
+            return
+        state = self.states.read(self._seen, self._seen.__getitem__, rows.position)
+        for i in self._seen:
+            rows.put_state(i, state)

@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.envs.games.game import Game, GameRows, number
 from headrace.errors import EnvError
+from headrace.spec import Array
 
 _MOST_DEAD_TURNS = 1_000
 """Turns in a row of agents that have left the game: far more than there are agents."""
@@ -35,6 +36,7 @@ class TurnGame(Game):
     def _turn(self, rows: GameRows) -> None:
         """Read whose turn it is, and what that agent observes; let those go who have left."""
         rows.acts[:] = False
+        last_state: Array | None = None  # of all who are cut off in this step
         for _ in range(_MOST_DEAD_TURNS):
             if not self.env.agents:
                 rows.alive[:] = False
@@ -45,15 +47,29 @@ class TurnGame(Game):
             if not ends and not cut:
                 rows.acts[i] = rows.alive[i] = True
                 rows.put(i, obs, info, ended=False)
+                self._put_state(i, self._state(rows), rows)
                 return
             rows.terminated[i], rows.truncated[i], rows.alive[i] = bool(ends), bool(cut), False
             if not ends and obs is not None:
                 rows.put(i, obs, info, ended=True)
+                last_state = self._state(rows) if last_state is None else last_state
+                self._put_state(i, last_state, rows)
             self.env.step(None)
         raise EnvError(
             f"Agents that have left the game had {_MOST_DEAD_TURNS} turns in a row "
             f"({rows.position()}).\nExpected that step(None) removes one from `agents`."
         )
+
+    def _state(self, rows: GameRows) -> Array | None:
+        """Return the state of the game now, to which those who have terminated do not belong."""
+        if self.states is None:
+            return None
+        there = [i for i in self.present(rows) if not self.env.terminations[self.names[i]]]
+        return self.states.read(there, lambda i: self.env.observe(self.names[i]), rows.position)
+
+    def _put_state(self, i: int, state: Array | None, rows: GameRows) -> None:
+        if state is not None:
+            rows.put_state(i, state)
 
     def _last(self, rows: GameRows) -> tuple[Any, Any, bool, bool, Any]:
         result = self.env.last()
