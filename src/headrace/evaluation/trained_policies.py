@@ -126,7 +126,9 @@ class TrainedPolicy:
         if key := self.spec.id_key:
             index, (count,) = np.asarray(agent), spaces[key].nvec
             if index.shape not in ((), (n,)) or not np.isin(index, range(count)).all():
-                raise ValueError(f"Got agent={agent}; expected one of 0 to {count - 1}, or {n}.")
+                raise ValueError(
+                    f"Got agent={agent}; expected one of 0 to {count - 1}, or [{n}] of these."
+                )
             added[key] = torch.from_numpy(np.broadcast_to(index, n).astype(np.int64))
         return added
 

@@ -66,9 +66,16 @@ class ParallelGame(Game):
         self._seen[i] = own
 
     def _put_state(self, rows: GameRows) -> None:
-        """Write the state for all who have observed something in this step."""
+        """Write the states of those who have observed something in this step.
+
+        To the last state of those who are cut off, these belong as well.
+        """
         if self.states is None:
             return
-        state = self.states.read(self._seen, self._seen.__getitem__, rows.position)
-        for i in self._seen:
-            rows.put_state(i, state)
+        staying = [i for i in self._seen if rows.alive[i]]
+        leaving = [i for i in self._seen if not rows.alive[i]]
+        for agents, there in ((leaving, self._seen), (staying, staying)):
+            if agents:
+                state = self.states.read(there, self._seen.__getitem__, rows.position)
+                for i in agents:
+                    rows.put_state(i, state)
