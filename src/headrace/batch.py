@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.spec import Array, EnvSpec
+from headrace.spec import PLAIN, Array, EnvSpec
 
 Column = tuple[tuple[int, ...], torch.dtype]
 StoredOutputs = Mapping[str, Column]
@@ -46,6 +46,16 @@ def each(function: Callable[..., Any], *obs: Any) -> Any:
     if isinstance(obs[0], dict):
         return {key: function(*(o[key] for o in obs)) for key in obs[0]}
     return function(*obs)
+
+
+def plain(obs: Obs) -> Tensor:
+    """Return the array of an observation that is no Dict, whatever is stored beside it."""
+    return obs[PLAIN] if isinstance(obs, dict) else obs
+
+
+def arrays(obs: Obs) -> list[Tensor]:
+    """Return the arrays of an observation."""
+    return list(obs.values()) if isinstance(obs, dict) else [obs]
 
 
 def select(named: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -50,6 +50,11 @@ class Space:
         """Number of scalars in one element."""
         return int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def flat_size(self) -> int:
+        """Number of floats that a network gets of one element: choices are one-hot."""
+        return sum(self.nvec) if self.nvec else self.size
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data. Infinite bounds become strings, for JSON."""
         data = {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
@@ -82,7 +87,9 @@ class Space:
         """Return a short name for messages, such as `Box(4,) float32` or `Discrete(2)`."""
         if self.kind in ("dict", "tuple"):
             of_tuple = self.kind == "tuple" or any(isinstance(path[0], int) for path in self.paths)
-            inner = ", ".join(f"{key}: {part.describe()}" for key, part in self.parts)
+            inner = ", ".join(
+                f"{key}: {part.describe()}" if key else part.describe() for key, part in self.parts
+            )
             return f"{'Tuple' if of_tuple else 'Dict'}({inner})"
         if self.kind in ("box", "multi_binary"):
             name = "Box" if self.kind == "box" else "MultiBinary"
@@ -134,7 +141,8 @@ class Agents(NamedTuple):
 
 
 PLAIN = ""
-"""The key of an observation that is no Dict, where a mask from `info` is stored beside it."""
+"""The key of an observation that is no Dict, where something is stored beside it, such as a mask
+from `info`."""
 
 
 class AgentSpaces(NamedTuple):
@@ -155,14 +163,16 @@ class EnvSpec:
     """
 
     id: str
-    # As it is stored. Where `info` has an action mask, the mask is stored as one more key of it
-    # (beside `PLAIN`, if it was no Dict).
+    # As it is stored. What is added to the environment's own observation, such as a mask that
+    # `info` has, is stored as one more key of it (beside `PLAIN`, if it was no Dict).
     observation: Space
     action: Space
     mask_key: str = ""  # of the observation, for the actions that are allowed; "": there is none
     mask_in_info: bool = False
     roles: tuple[tuple[str, int], ...] = ()  # (role, its agents), by their ids; (): one agent
     agent_spaces: tuple[AgentSpaces, ...] = ()  # of each agent, where they differ
+    state_key: str = ""  # of the state of the whole game, which only critics see; "": there is none
+    id_key: str = ""  # of the agent's index among all; "": there is none
     notes: tuple[str, ...] = field(default=(), compare=False)  # what was changed to fit, for people
     interface: Interface = field(default="gym", compare=False)
     # Where the first axis of observations is a stack of the newest frames: how many. It saves
@@ -172,7 +182,8 @@ class EnvSpec:
     @property
     def added_keys(self) -> tuple[str, ...]:
         """Keys of `observation` that the environment's own observation does not have."""
-        return (self.mask_key,) if self.mask_in_info else ()
+        mask_key = self.mask_key if self.mask_in_info else ""
+        return tuple(key for key in (mask_key, self.state_key, self.id_key) if key)
 
     @property
     def num_agents(self) -> int:
@@ -187,11 +198,25 @@ class EnvSpec:
 
     @property
     def seen(self) -> Space:
-        """The observation without the mask: the input of a network."""
-        if not self.mask_key:
-            return self.observation
-        whole = self.observation
-        kept = [i for i, (key, _) in enumerate(whole.parts) if key != self.mask_key]
+        """The observation without mask and state: the input of a network that acts."""
+        return self._without(self.mask_key, self.state_key)
+
+    @property
+    def seen_by_critic(self) -> Space:
+        """The observation without the mask."""
+        return self._without(self.mask_key)
+
+    @property
+    def given(self) -> Space:
+        """The environment's own observation."""
+        return self._without(*self.added_keys)
+
+    def _without(self, *keys: str) -> Space:
+        """Return the observation without the parts of these keys; "" is the key of none."""
+        whole, left_out = self.observation, set(keys) - {""}
+        if not left_out:
+            return whole
+        kept = [i for i, (key, _) in enumerate(whole.parts) if key not in left_out]
         parts = tuple(whole.parts[i] for i in kept)
         if [key for key, _ in parts] == [PLAIN]:
             return parts[0][1]
@@ -210,6 +235,8 @@ class EnvSpec:
                 [of.observation.to_json(), of.action.to_json(), of.mask_key, of.mask_in_info]
                 for of in self.agent_spaces
             ],
+            "state_key": self.state_key,
+            "id_key": self.id_key,
         }
 
     @classmethod
@@ -226,6 +253,8 @@ class EnvSpec:
                 AgentSpaces(Space.from_json(observation), Space.from_json(action), *mask)
                 for observation, action, *mask in data.get("of_each", ())  # once without a mask
             ),
+            data.get("state_key", ""),
+            data.get("id_key", ""),
         )
 
 

@@ -6,14 +6,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from headrace.collectors.opponents import MemberPolicy, Opponents
+from headrace.envs.seats import LATEST, Pool
 
 from headrace import batch
 from headrace.batch import each
-from headrace.collectors.opponents import MemberPolicy, Opponents
 from headrace.collectors.rollout import FixedActors, RolloutResult, RolloutTask, RolloutWorker
 from headrace.config.algorithms import ALGORITHMS
 from headrace.envs.api import VectorContext
-from headrace.envs.seats import LATEST, Pool
 from headrace.envs.vectors import make_vector
 from headrace.leagues.members import RANDOM, MemberLoader
 from headrace.meter import Meter

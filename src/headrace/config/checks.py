@@ -209,6 +209,25 @@ def check_data(run: RunConfig, algorithm: Algorithm[Any]) -> None:
         )
 
 
+def check_critic(settings: Any) -> None:
+    """Refuse a shared critic for what has no value of the policy, or no trunk of its own for it."""
+    run, why = settings.run, ""
+    if run.critic == "own":
+        return
+    has_value = isinstance(settings.algo, ActorCriticConfig) or not settings.algorithm.name
+    if settings.algorithm.data == "replay" or not has_value:
+        why = f"{run.algo} does not learn a value of the policy.\nUse --algo ppo, or leave --critic"
+    elif run.model:
+        why = f"the network is one of your own ({run.model}).\nLeave --model out, or --critic"
+    elif settings.network.shared_trunk:
+        why = (
+            "shared_trunk=True: the actor would see the state of the game too.\nUse "
+            "--no-shared-trunk, or leave --critic"
+        )
+    if why:
+        raise ConfigError(f"critic={run.critic!r}, but {why} out.")
+
+
 def check_replay(run: RunConfig, algo: Any) -> None:
     """Refuse sizes of a replay with which nothing would be learned, or rows would be lost."""
     if not isinstance(algo, ReplayConfig):

@@ -223,6 +223,13 @@ class PoliciesConfig:
     model: Annotated[str, tyro.conf.arg(metavar="MODULE:CALLABLE")] = ""
     """Makes your own network, a torch.nn.Module, from the environment's spec. The settings about
     the network's sizes do not apply then."""
+    critic: Literal["own", "shared"] = "own"
+    """What the values are computed from, in games of several agents. own: what an agent itself
+    observes. shared: also the state of the whole game (what PettingZoo's state() gives, or else all
+    agents' observations); agents still act by their own observation alone."""
+    agent_ids: bool = False
+    """Each agent also observes its index among all agents of the game (one-hot), so that agents
+    that share a policy can do different things."""
     policies: Annotated[dict[str, Any], _Shares, _BY_POLICY] = field(default_factory=dict)
     """The agents of each policy, for an environment with several agents: --policies runner=10:110
     tagger=0:10 (first:end). Default: one policy for each role of the environment. A file can give

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragment, each
+from headrace.batch import Fragment, each, plain
 from headrace.envs.api import Episode, VectorContext, VectorEnv
 from headrace.envs.games.seats import LATEST, score
 from headrace.envs.spaces.obs_reader import ObsReader, leaf
@@ -260,9 +260,8 @@ class DeviceVector(VectorEnv):
 
     def _check_finite(self, fragment: Fragment, part: Agents) -> None:
         """Raise EnvError for NaN or infinity in a full fragment of a part's rows."""
-        obs, (final_obs, final_step, final_row) = fragment.obs, fragment.finals()
-        assert isinstance(obs, Tensor)
-        assert isinstance(final_obs, Tensor)
+        final_obs, final_step, final_row = fragment.finals()
+        obs, final_obs = plain(fragment.obs), plain(final_obs)
         bad_final = ~_finite_rows(final_obs, 1) & (final_step < fragment.num_steps)
         # NaN and infinity carry over to the sum, which takes a tenth of the time of a search.
         if bool((obs[1:].sum() + fragment.reward.sum()).isfinite() & ~bad_final.any()):

@@ -17,7 +17,7 @@ from headrace.envs.gym import atari, mujoco
 from headrace.envs.kernels import registry as kernel_registry
 from headrace.envs.kernels.env import KernelEnv
 from headrace.envs.kernels.gym_adapter import KernelGymEnv
-from headrace.envs.spaces import gym_spaces, specs
+from headrace.envs.spaces import game_state, gym_spaces, specs
 from headrace.errors import ConfigError, UsageError
 from headrace.spec import EnvSpec
 
@@ -40,6 +40,8 @@ class EnvMaker:
         wrappers: put around each environment, the first one innermost.
         native: whether the environment's own vector form is stepped (a kernel environment
             compiled), and not its Python form.
+        shared_critic: whether critics see the state of the game (`spaces/game_state.py`).
+        agent_ids: whether agents see their index.
     """
 
     env: EnvLike
@@ -48,6 +50,8 @@ class EnvMaker:
     native: bool = False
     drop_obs_keys: tuple[str, ...] = ()
     action_mask: str = "auto"
+    shared_critic: bool = False
+    agent_ids: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"registrations": registry.pickled_registrations(self.env)}
@@ -258,11 +262,12 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         EnvError: it failed.
     """
     options = {name: getattr(maker, name) for name in ("drop_obs_keys", "action_mask")}
+    added = {name: getattr(maker, name) for name in ("shared_critic", "agent_ids")}
     env: Any = maker.tensors(1, "cpu") if maker.steps_tensors else maker.kernel()
     if env is None:
         env = maker.vector(1, num_threads=1) if maker.native else maker.make_raw()
     if isinstance(env, KernelEnv) and not maker.wrappers:
-        return specs.read_kernel(maker.name, env, **options)
+        return game_state.add(specs.read_kernel(maker.name, env, **options), env, **added)
     is_vector = maker.native or maker.steps_tensors
     if not is_vector:
         env = maker.make_wrapped(env)
@@ -270,14 +275,15 @@ def env_spec(maker: EnvMaker) -> EnvSpec:
         if (form := specs.game_form(env)) is not None:
             actions = map(env.action_space, env.possible_agents)
             info = _first_info(maker, env, actions, in_turns=form == "turns")
-            return specs.read_game(maker.name, env, info, **options)
+            return game_state.add(specs.read_game(maker.name, env, info, **options), env, **added)
         single = "single_" if is_vector else ""
         observation = getattr(env, f"{single}observation_space")
         action = getattr(env, f"{single}action_space")
         read = specs.read_tensors if maker.steps_tensors else specs.read
         info = _first_info(maker, env, [action])
         spec = read(maker.name, observation, action, info, **options)
-        return replace(spec, num_frames=specs.num_frames(env, observation))
+        spec = replace(spec, num_frames=specs.num_frames(env, observation))
+        return game_state.add(spec, env, **added)
     finally:
         close_all([env], lambda _: f"{maker.name}, which was made for its spaces")
 

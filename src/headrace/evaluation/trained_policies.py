@@ -62,13 +62,15 @@ class TrainedPolicy:
         self._memory[ended] = 0.0
 
     @torch.no_grad()
-    def __call__(self, obs: Any, action_mask: Any = None) -> Any:
+    def __call__(self, obs: Any, action_mask: Any = None, agent: Any = None) -> Any:
         """Return the most likely action, as the environment expects it.
 
         Args:
             obs: one observation, or a batch with one more leading dimension. A Dict's or Tuple's
                 is nested as the environment's own; keys that the policy does not need are ignored.
+                A policy whose critic sees the state of the game does not need that to act.
             action_mask: which actions are allowed, for a policy whose mask came from `info`.
+            agent: its index among all agents, or `[n]` of them, for a policy with `agent_ids`.
 
         Returns:
             One action or a batch: integers, arrays of the action space's shape, or a dict or tuple
@@ -83,9 +85,17 @@ class TrainedPolicy:
                 "This policy was trained with action masks from info: call it as "
                 'policy(obs, action_mask=info["action_mask"]).'
             )
+        if self.spec.id_key and agent is None:
+            raise ValueError(
+                "This policy was trained with agent_ids: call it as policy(obs, agent=0), with the "
+                "agent's index among all agents of the game."
+            )
         rows, single = {}, False
         whole = self.spec.observation
+        added = self.spec.state_key, self.spec.id_key
         for (key, space), path in zip(whole.leaves, whole.key_paths, strict=True):
+            if key and key in added:
+                continue
             array = np.asarray(self._part(key, path, obs, action_mask), dtype=space.dtype)
             single = array.shape == space.shape
             if not single and array.shape[1:] != space.shape:
@@ -96,8 +106,10 @@ class TrainedPolicy:
                     f"expected {space.shape}, or a batch (n, *{space.shape})."
                 )
             rows[key] = torch.from_numpy(array[None] if single else array)
+        n = len(next(iter(rows.values())))
+        rows |= self._added(n, agent)
         batched = rows if is_dict else rows[""]
-        out = self.module.act_greedily(batched, *self._remembered(len(rows[key])))
+        out = self.module.act_greedily(batched, *self._remembered(n))
         self._memory = out.get("state")
         values = self._codec.to_env(out["action"].numpy())
         if not single:
@@ -115,6 +127,20 @@ class TrainedPolicy:
             raise ValueError(f"The observation has no {key!r}; it has {has}.") from None
         is_nested = is_mask and isinstance(part, Mapping | tuple)
         return mask_array(part, self.spec.action) if is_nested else part
+
+    def _added(self, n: int, agent: Any) -> dict[str, Tensor]:
+        """Return n rows of what training added to the environment's own observation."""
+        spaces, added = dict(self.spec.observation.parts), dict[str, Tensor]()
+        if key := self.spec.state_key:  # no action depends on it
+            added[key] = torch.zeros(n, *spaces[key].shape, dtype=getattr(torch, spaces[key].dtype))
+        if key := self.spec.id_key:
+            index, (count,) = np.asarray(agent), spaces[key].nvec
+            if index.shape not in ((), (n,)) or not np.isin(index, range(count)).all():
+                raise ValueError(
+                    f"Got agent={agent}; expected one of 0 to {count - 1}, or [{n}] of these."
+                )
+            added[key] = torch.from_numpy(np.broadcast_to(index, n).astype(np.int64))
+        return added
 
     def _remembered(self, n: int) -> list[Tensor]:
         if not self.module.state_size:

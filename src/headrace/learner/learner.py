@@ -237,7 +237,7 @@ class PolicyLearner:
         """Merge the observations and the discounted returns of a batch into the normalizers."""
         valid = batch.valid
         if self.policy.normalize_obs is not None:
-            seen = self.policy.seen(each(lambda o: o[:-1], batch.obs))
+            seen = self.policy.seen_by_critic(each(lambda o: o[:-1], batch.obs))
             self.policy.normalize_obs.update(seen, valid, self._ranks)
         if self.policy.normalize_reward is not None:
             if self._return_gamma not in (None, gamma):

@@ -36,6 +36,7 @@ def unsupported(policy: Policy, network: Network) -> str:
         "no hidden layer": not network.hidden_sizes,
         "a recurrent core": model.core is not None,
         "action masks": policy.masks,
+        "a critic that sees the game": model.state_encoder is not None,
         "an observation that is no plain vector": not isinstance(model.encoder, FlatEncoder),
         "a Dict or Tuple of actions": isinstance(policy.head, Product),
         "several choices in one action": not isinstance(policy.head, Categorical | Gaussian),

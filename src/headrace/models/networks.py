@@ -127,9 +127,7 @@ class FlatEncoder(nn.Module):
 
     def __init__(self, space: Space) -> None:
         super().__init__()
-        self._space = space
-        choices = space.kind in ("discrete", "multi_discrete")
-        self.num_features: int = sum(space.nvec) if choices else space.size
+        self._space, self.num_features = space, space.flat_size
 
     def forward(self, obs: Tensor) -> Tensor:
         num_dims = len(self._space.shape)

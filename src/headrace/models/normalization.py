@@ -69,7 +69,6 @@ class NormalizeObs(nn.Module):
 
     def __init__(self, space: Space) -> None:
         super().__init__()
-        self._is_dict = space.kind == "dict"
         boxes = {key: part for key, part in space.leaves if part.kind == "box"}
         self._index = {key: i for i, key in enumerate(boxes)}
         self.moments = nn.ModuleList(RunningMoments(_by_channel(box)) for box in boxes.values())
@@ -79,19 +78,20 @@ class NormalizeObs(nn.Module):
         return self.moments[self._index[key]]  # type: ignore[return-value]
 
     def _each(self, function: Callable[[str, Tensor], Any], obs: Obs) -> Any:
-        if self._is_dict:
-            assert isinstance(obs, dict)
+        if isinstance(obs, dict):
             return {key: function(key, part) for key, part in obs.items()}
-        return function(PLAIN, obs)  # type: ignore[arg-type]
+        return function(PLAIN, obs)
 
-    def forward(self, obs: Obs) -> Obs:
+    def forward(self, obs: Obs) -> Any:
+        """Normalize observations, or some of their parts."""
+
         def normalized(key: str, part: Tensor) -> Tensor:
             if key not in self._index:
                 return part
             mean, scale = self.of(key).scaling()
             return ((part.float() - mean) * scale).clamp(-CLIP, CLIP)
 
-        return self._each(normalized, obs)  # type: ignore[no-any-return]
+        return self._each(normalized, obs)
 
     def update(self, obs: Obs, valid: Tensor, ranks: Ranks = SINGLE_RANK) -> None:
         """Merge the valid observations `[T, n, ...]` of all ranks."""

@@ -46,6 +46,7 @@ def why_not(
         "a network of your own": not isinstance(policy.model, model),
         "a policy of its own kind": type(policy) is not kind,
         "a recurrent core": network.core != "none",
+        "a critic that sees the game": bool(spec.state_key),
         "an observation that is no plain vector": not numbers,
         "a Dict or Tuple of actions": isinstance(policy.head, Product),
         "on a GPU": next(policy.parameters()).is_cuda,

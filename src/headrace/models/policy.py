@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from headrace.batch import Fragment, Obs, each
 from headrace.configclass import NonNegative, PositiveInt, PositiveInts, configclass
+from headrace.errors import ConfigError
 from headrace.models.custom import ModelFactory, made, num_params
 from headrace.models.distributions import Head, head_for
 from headrace.models.networks import Encoder, ImageNet, Mlp, autocast, encoder_for, linear
@@ -97,26 +98,41 @@ class WithCore(nn.Module, ABC):
 
 
 class ActorCritic(WithCore):
-    """Headrace's network: an encoder, maybe a recurrent core, and trunks of actor and critic."""
+    """Headrace's network: an encoder, maybe a recurrent core, and trunks of actor and critic.
+
+    Attributes:
+        state_encoder: encodes the state of a game for the critic, where it sees one.
+    """
 
     def __init__(self, spec: EnvSpec, network: Network) -> None:
         super().__init__(encoder_for(spec.seen, network.image_net), network)
-        features = self.num_features
-
-        def trunk() -> Mlp:
-            return Mlp(features, network.hidden_sizes, network.activation)
-
-        width = (features, *network.hidden_sizes)[-1]
-        self.actor_trunk = trunk()
+        features = of_critic = self.num_features
+        self.state_encoder: Encoder | None = None
+        if spec.state_key:
+            state = dict(spec.observation.parts)[spec.state_key]
+            self.state_encoder = encoder_for(state, network.image_net)
+            of_critic += self.state_encoder.num_features
+        sizes, activation = network.hidden_sizes, network.activation
+        self.actor_trunk = Mlp(features, sizes, activation)
         # Small gain: the initial policy is close to uniform for all observations (Andrychowicz et
         # al. 2021, arXiv:2006.05990, choice C57).
-        self.actor = linear(width, num_params(spec), 0.01)
-        self.critic_trunk = None if network.shared_trunk else trunk()
-        self.critic = linear(width, 1, 1.0)
+        self.actor = linear((features, *sizes)[-1], num_params(spec), 0.01)
+        is_shared = network.shared_trunk
+        self.critic_trunk = None if is_shared else Mlp(of_critic, sizes, activation)
+        self.critic = linear((of_critic, *sizes)[-1], 1, 1.0)
 
-    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Obs, game_state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.heads(self.features(obs), game_state)
+
+    def heads(self, features: Tensor, game_state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         hidden = self.actor_trunk(features)
-        critic_hidden = hidden if self.critic_trunk is None else self.critic_trunk(features)
+        if self.critic_trunk is None:
+            critic_hidden = hidden
+        else:
+            if self.state_encoder is not None:
+                state = self.state_encoder(game_state).to(features.dtype)
+                features = torch.cat([features, state], -1)
+            critic_hidden = self.critic_trunk(features)
         return self.actor(hidden), self.critic(critic_hidden).squeeze(-1)
 
 
@@ -149,7 +165,12 @@ class Policy(nn.Module):
         head = head or head_for(spec.action, network.initial_log_std)
         own_or_made = own(spec, network) if model is None else made(model, spec, head.num_params)
         self.model, self.head = own_or_made, head
-        self.normalize_obs = NormalizeObs(spec.seen) if network.normalize_obs else None
+        if spec.state_key and not isinstance(own_or_made, ActorCritic):
+            raise ConfigError(
+                f"critic='shared', but a {type(own_or_made).__name__} has no critic that sees the "
+                "state of the game.\nLeave --critic out."
+            )
+        self.normalize_obs = NormalizeObs(spec.seen_by_critic) if network.normalize_obs else None
         self.normalize_reward = NormalizeReward() if network.normalize_reward else None
 
     @property
@@ -169,17 +190,25 @@ class Policy(nn.Module):
         return bool(moments) and not any(part.count for part in moments)
 
     def seen(self, obs: Obs) -> Obs:
+        """Return the observations without action mask and state of the game: those to act by."""
+        return _without(obs, self._spec.mask_key, self._spec.state_key)
+
+    def seen_by_critic(self, obs: Obs) -> Obs:
         """Return the observations without the action mask."""
-        if not self._spec.mask_key:
-            return obs
-        assert isinstance(obs, dict)
-        rest = {key: part for key, part in obs.items() if key != self._spec.mask_key}
-        return rest[PLAIN] if list(rest) == [PLAIN] else rest
+        return _without(obs, self._spec.mask_key)
 
     def normalized(self, obs: Obs) -> Obs:
-        """Return the network's input: without the action mask, normalized if so configured."""
+        """Return what `seen` returns, normalized if so configured: the actor's input."""
         seen = self.seen(obs)
         return seen if self.normalize_obs is None else self.normalize_obs(seen)
+
+    def _game_state(self, obs: Obs) -> tuple[Tensor, ...]:
+        """Return the state of the game, normalized if so configured; () if no critic sees one."""
+        if not (key := self._spec.state_key):
+            return ()
+        assert isinstance(obs, dict)
+        state = {key: obs[key]}
+        return ((state if self.normalize_obs is None else self.normalize_obs(state))[key],)
 
     def _input(self, obs: Obs) -> Any:
         """Return `normalized`; for a network of one's own, nested as the environment's own."""
@@ -198,7 +227,7 @@ class Policy(nn.Module):
         """
         if state is None:
             with self._precision():
-                return self._masked(obs, *self.model(self._input(obs)))
+                return self._masked(obs, *self.model(self._input(obs), *self._game_state(obs)))
         assert reset is not None
         hidden = self._core(*self._sequence(obs, state, reset))
         return self._from_core(obs, hidden.reshape(*reset.shape, -1))
@@ -250,7 +279,8 @@ class Policy(nn.Module):
 
     def _from_core(self, obs: Obs, hidden: Tensor) -> tuple[Tensor, Tensor]:
         with self._precision():
-            return self._masked(obs, *self.model.heads(hidden))  # type: ignore[operator]
+            outputs = self.model.heads(hidden, *self._game_state(obs))  # type: ignore[operator]
+            return self._masked(obs, *outputs)
 
     def _precision(self) -> contextlib.AbstractContextManager[None]:
         return autocast(next(self.parameters()).device, on=self._bf16)
@@ -313,6 +343,16 @@ class Policy(nn.Module):
         """Clip and normalize rewards for the learner, if so configured."""
         clipped = self.clipped(reward)
         return clipped if self.normalize_reward is None else self.normalize_reward(clipped)
+
+
+def _without(obs: Obs, *keys: str) -> Obs:
+    """Return observations without the parts of these keys; "" is the key of none."""
+    left_out = set(keys) - {""}
+    if not left_out:
+        return obs
+    assert isinstance(obs, dict)
+    rest = {key: part for key, part in obs.items() if key not in left_out}
+    return rest[PLAIN] if list(rest) == [PLAIN] else rest
 
 
 Act = Callable[..., dict[str, Tensor]]

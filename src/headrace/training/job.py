@@ -11,6 +11,7 @@ from headrace import timeouts
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.collectors.watchdog import Watchdog
 from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm
+from headrace.config.checks import check_critic
 from headrace.config.derive import derive
 from headrace.config.policies import assign_agents, format_assignment, sides_of
 from headrace.config.resolve import (
@@ -356,6 +357,8 @@ def _job_of(
     """Assign the agents to policies; ConfigError if a setting does not go with several."""
     run = settings.run
     shares = assign_agents(run.policies, spec)
+    for name in shares:
+        check_critic(settings.of(name))
     settings.algorithm.check(spec)
     _check_interface(run, spec)
     if spec.interface == "turns" and settings.network.core != "none":
@@ -446,4 +449,6 @@ def _maker_of(settings: Settings, request: RunRequest) -> EnvMaker:
         native=settings.is_native(),
         drop_obs_keys=run.drop_obs_keys,
         action_mask=run.action_mask,
+        shared_critic=run.critic == "shared",
+        agent_ids=run.agent_ids,
     )

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.envs.api import check_reward
+from headrace.envs.spaces.game_state import StateReader
 from headrace.errors import EnvError
 from headrace.spec import Array
 
@@ -29,6 +30,9 @@ class GameRows(Protocol):
     def put(self, agent: int, obs: Any, info: Any, *, ended: bool) -> None:
         """Write what an agent observes. EnvError if it is not as declared."""
 
+    def put_state(self, agent: int, state: Array) -> None:
+        """Write the state of the game at the moment of an agent's observation."""
+
     def position(self) -> str:
         """Describe the game and the step under way, for messages."""
 
@@ -38,10 +42,11 @@ class Game(ABC):
 
     Attributes:
         names: of all agents that may be in the game.
+        states: reads the state of the game; None: no critic sees it.
     """
 
-    def __init__(self, env: Any) -> None:
-        self.env, self.names = env, list(env.possible_agents)
+    def __init__(self, env: Any, states: StateReader | None = None) -> None:
+        self.env, self.names, self.states = env, list(env.possible_agents), states
         self._index = {agent: i for i, agent in enumerate(self.names)}
 
     @abstractmethod

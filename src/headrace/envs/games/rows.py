@@ -26,6 +26,7 @@ class AgentRows:
 
     Attributes:
         leaves: by key, `[n, size, ...]`: the current observations of `size` agents in each game.
+        plain: the space of an observation that is no Dict; None: it is one.
         rows: the bound fragment's columns as arrays, `[T, n * size, ...]`.
     """
 
@@ -41,7 +42,11 @@ class AgentRows:
             key: np.broadcast_to(array, (n, agents.size, *array.shape)).copy()
             for key, array in self._absent.items()
         }
+        if spec.id_key:
+            self.leaves[spec.id_key][:] = np.arange(agents.first, agents.first + agents.size)
+            del self._absent[spec.id_key]  # it stays
         self.action_size = spec.action.size
+        self.plain = dict(spec.observation.leaves).get(PLAIN)
         self._finals: list[tuple[int, int, dict[str, Array]]] = []
 
     def bind(self, fragment: Fragment) -> None:
@@ -68,6 +73,10 @@ class AgentRows:
         """Write what agent i of game e observes; KeyError if a part or the mask is missing."""
         place = e, i - self.agents.first
         self.reader.put(self._current, place, obs, info, ended=ended)
+
+    def put_state(self, e: int, i: int, state: Array) -> None:
+        """Write the state of game e, as the critic of agent i sees it."""
+        self.leaves[self.spec.state_key][e, i - self.agents.first] = state
 
     def clear(self, e: int, i: int) -> None:
         """Note that agent i of game e is not there."""
@@ -130,7 +139,7 @@ class AgentRows:
     def observation(self, e: int, i: int) -> Any:
         """Return what agent i of game e observes, for messages."""
         now = {key: array[e, i - self.agents.first] for key, array in self.leaves.items()}
-        return now.get(PLAIN, now)
+        return now if self.spec.state_key else now.get(PLAIN, now)
 
     @property
     def _current(self) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.envs.games.game import Game, GameRows, number
 from headrace.errors import EnvError
+from headrace.spec import Array
 
 _MOST_DEAD_TURNS = 1_000
 """Turns in a row of agents that have left the game: far more than there are agents."""
@@ -31,6 +32,7 @@ class TurnGame(Game):
 
     def _turn(self, rows: GameRows) -> None:
         """Read whose turn it is, and what that agent observes; let those go who have left."""
+        last_state: Array | None = None  # of all who are cut off in this step
         for _ in range(_MOST_DEAD_TURNS):
             present = self.present(rows)
             for i in set(rows.alive.nonzero()[0].tolist()).difference(present):
@@ -47,18 +49,32 @@ class TurnGame(Game):
             rows.reward[i] += number(reward, self.names[i], rows)
             if not ends and not cut:
                 rows.put(i, obs, info, ended=False)
+                self._put_state(i, self._state(rows), rows)
                 rows.acts[:] = False  # not before: until here, messages tell of the last move
                 rows.acts[i] = rows.alive[i] = True
                 return
             rows.terminated[i], rows.truncated[i], rows.alive[i] = bool(ends), bool(cut), False
             if not ends and obs is not None:
                 rows.put(i, obs, info, ended=True)
+                last_state = self._state(rows) if last_state is None else last_state
+                self._put_state(i, last_state, rows)
             self.env.step(None)
         raise EnvError(
             f"Agents that have left the game, such as {self.names[i]}, had {_MOST_DEAD_TURNS} "
             f"turns in a row ({rows.position()}).\n"
             "Expected that step(None) removes the agent whose turn it is from `agents`."
         )
+
+    def _state(self, rows: GameRows) -> Array | None:
+        """Return the state of the game now, to which those who have terminated do not belong."""
+        if self.states is None:
+            return None
+        there = [i for i in self.present(rows) if not self.env.terminations[self.names[i]]]
+        return self.states.read(there, lambda i: self.env.observe(self.names[i]), rows.position)
+
+    def _put_state(self, i: int, state: Array | None, rows: GameRows) -> None:
+        if state is not None:
+            rows.put_state(i, state)
 
     def _last(self, i: int, rows: GameRows) -> tuple[Any, Any, bool, bool, Any]:
         result = self.env.last()

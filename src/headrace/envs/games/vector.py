@@ -22,6 +22,7 @@ from headrace.envs.games.rows import AgentRows
 from headrace.envs.games.seats import LATEST, score
 from headrace.envs.games.turns import TurnGame
 from headrace.envs.single_envs import SingleEnvs
+from headrace.envs.spaces.game_state import state_reader
 from headrace.errors import EnvError, UsageError
 from headrace.spec import Array
 
@@ -75,7 +76,7 @@ class GameVector(SingleEnvs):
         self._views = [_OneGame(self, e) for e in range(n)]
 
     def _game_of(self, env: Any) -> Game:
-        return _FORMS[self.spec.interface](env)
+        return _FORMS[self.spec.interface](env, state_reader(env, self.spec))
 
     def bind(self, *fragments: Fragment) -> None:
         self.dropped, self.lost_steps = [], 0
@@ -373,8 +374,8 @@ class _OneGame:
 
     def put(self, agent: int, obs: Any, info: Any, *, ended: bool) -> None:
         vector, rows = self._vector, self._vector._rows_of[agent]
-        plain = rows.spec.observation
-        must_check = vector._checks_all or (plain.kind != "dict" and np.shape(obs) != plain.shape)
+        is_other = rows.plain is not None and np.shape(obs) != rows.plain.shape
+        must_check = vector._checks_all or is_other
         if must_check and (problem := rows.reader.misfit(obs)):
             name = vector.names[agent]
             raise EnvError(f"The environment gave agent {name} {problem} ({self.position()}).")
@@ -388,6 +389,9 @@ class _OneGame:
             raise EnvError(
                 f"The environment gave agent {name} {problem} ({self.position()})."
             ) from error
+
+    def put_state(self, agent: int, state: Array) -> None:
+        self._vector._rows_of[agent].put_state(self._e, agent, state)
 
     def position(self) -> str:
         return self._vector._describe(self._e, self.actions)

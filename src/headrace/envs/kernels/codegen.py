@@ -39,7 +39,7 @@ class ProgramSpec:
         action = env_spec.action
         self.parts, self.autoreset = parts, autoreset
         self.num_agents, self.has_agents = env.num_agents, bool(env.agents)
-        self.is_box, self.obs_size = action.kind == "box", env_spec.observation.size
+        self.is_box, self.obs_size = action.kind == "box", env_spec.given.size
         self.max_episode_steps = env.max_episode_steps
         self.action_parts = 0 if action.kind == "discrete" else action.size
         self.lanes = min(THREADS, 1 << (env.num_agents - 1).bit_length())

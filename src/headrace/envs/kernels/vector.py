@@ -1,6 +1,7 @@
 """A vector of kernel environments: its memory, on the CPU or a GPU, and its episodes."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace import batch
-from headrace.batch import Column, Fragment
+from headrace.batch import Column, Fragment, Obs, each, plain
 from headrace.envs.api import Episode, Restored, VectorContext, env_error
 from headrace.envs.episodes import DeviceVector
 from headrace.envs.kernels import compiler
@@ -16,7 +17,7 @@ from headrace.envs.kernels.codegen import ROWS, ProgramSpec
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
 from headrace.seeding import derive
-from headrace.spec import ActionCodec, Array, EnvSpec
+from headrace.spec import ActionCodec, Agents, Array, EnvSpec
 
 _STEP_FIELDS = ("env_id", "terminated", "action", "reward")
 """Fields of the world that nothing needs after a step."""
@@ -25,7 +26,9 @@ _STEP_FIELDS = ("env_id", "terminated", "action", "reward")
 class KernelVector(DeviceVector):
     """A vector of kernel environments.
 
-    The rows of several agents are columns of the fragment: those of env 0, then of env 1, ...
+    The rows of several agents are columns of the fragment: those of env 0, then of env 1, ... The
+    program writes their own observations; what is added to them (`spaces/game_state.py`) is written
+    here.
 
     Args:
         encoded: whether actions are as the policy emits them, or in the units of the space.
@@ -83,6 +86,8 @@ class KernelVector(DeviceVector):
             }
         )
         self.ended = self._buffers["ended"]
+        for fragment, part in zip(self._current, self.parts, strict=True):
+            self._write_ids(fragment.obs, part)
         self._resize(1)
         self._fragments: tuple[Fragment, ...] = ()
         self._started = False
@@ -93,14 +98,15 @@ class KernelVector(DeviceVector):
         if not self._started:
             self._begin_all()
         if [*map(id, fragments)] != [*map(id, self._fragments)]:
-            for i, fragment in enumerate(fragments):
+            for i, (fragment, part) in enumerate(zip(fragments, self.parts, strict=True)):
                 self._write_env_id(fragment, i)
-                self._place_finals(fragment)
+                self._write_ids(fragment.obs, part)
+                self._place_finals(fragment, part)
             self._r = [self._rows(fragment) for fragment in fragments]
             self._fragments = fragments
         # From here on, only what a CUDA graph can record
         for fragment, current in zip(fragments, self._current, strict=True):
-            fragment.obs[0].copy_(current.obs[0])  # type: ignore[index]
+            each(lambda to, now: to[0].copy_(now[0]), fragment.obs, current.obs)
             fragment.final_step.fill_(self._num_steps)  # no place is in use yet
         self._buffers["num_truncated"].zero_()
         self._bound_at = time.monotonic()
@@ -111,12 +117,13 @@ class KernelVector(DeviceVector):
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors that change from one fragment to the next."""
-        current = [fragment.obs for fragment in self._current]
+        current = [part for of in self._current for part in batch.arrays(of.obs)]
         seats = [] if self.seats is None else [self.seats.member, self.seats.side]
-        return [*self.world.values(), self._buffers["episode_return"], *current, *seats]  # type: ignore[list-item]
+        return [*self.world.values(), self._buffers["episode_return"], *current, *seats]
 
     def step(self, t: int) -> None:
         self._run("step", f"step {t + 1} of the fragment", *self._r, t)
+        self._write_states(self._fragments, t + 1)
         self._seat(t, self.ended, self.world["episode"], self._fragments)
         self.context.meter.lap("env_step")
 
@@ -124,7 +131,8 @@ class KernelVector(DeviceVector):
         for fragment, current, part in zip(self._fragments, self._current, self.parts, strict=True):
             if self.context.guards.enabled:
                 self._check_finite(fragment, part)
-            current.obs[0].copy_(fragment.obs[-1])  # type: ignore[index]
+            each(lambda now, obs: now[0].copy_(obs[-1]), current.obs, fragment.obs)
+        self._write_final_states()
         return self._ended_episodes()
 
     def state(self) -> dict[str, Array]:
@@ -133,7 +141,7 @@ class KernelVector(DeviceVector):
         return {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
 
     def obs(self) -> dict[str, Array]:
-        rows = [current.obs[0].cpu().numpy() for current in self._current]  # type: ignore[index]
+        rows = [plain(current.obs)[0].cpu().numpy() for current in self._current]
         return {"obs.": np.concatenate([row.reshape(len(self.env_id), -1) for row in rows], 1)}
 
     def restore(self, state: dict[str, Array]) -> Restored:
@@ -141,11 +149,12 @@ class KernelVector(DeviceVector):
         for name, array in state.items():
             if name in tensors:
                 tensors[name].copy_(torch.from_numpy(array))
-        size = self.spec.observation.size
+        size = self.spec.given.size
         ends = np.cumsum([part.size * size for part in self.parts])
         rows = np.split(state["obs."], ends[:-1], 1)
         for current, obs in zip(self._current, rows, strict=True):
-            current.obs[0].copy_(torch.from_numpy(obs.reshape(-1, size)))  # type: ignore[index]
+            plain(current.obs)[0].copy_(torch.from_numpy(obs.reshape(-1, size)))
+        self._write_states(self._current, 0)
         self._started = True
         return Restored(set_state=len(self.env_id))
 
@@ -165,6 +174,7 @@ class KernelVector(DeviceVector):
         self.ended.copy_(ended)
         rows = [self._rows(current) for current in self._current]
         self._run("begin", "a reset", *rows)
+        self._write_states(self._current, 0)
         if self.seats is not None:
             self.seats.draw_where(self.ended, self.world["episode"])
         self.context.meter.lap("env_reset")
@@ -194,14 +204,55 @@ class KernelVector(DeviceVector):
                 raise
             raise env_error(error, f"in {moment}, {self.context.describe_all()}") from error
 
-    def _place_finals(self, fragment: Fragment) -> None:
+    def _place_finals(self, fragment: Fragment, part: Agents) -> None:
         rows = torch.arange(fragment.num_envs, device=self.device)
         num_final = self.finals_per_row(self._num_steps) * len(rows)
         fragment.final_row[:num_final] = rows.repeat(num_final // len(rows))
         fragment.num_final.fill_(num_final)
+        self._write_ids(each(lambda o: o[:num_final], fragment.final_obs), part)
 
     def _rows(self, fragment: Fragment) -> Any:
-        return self._program.types.Rows(**self._views({k: getattr(fragment, k) for k in ROWS}))
+        columns = {name: plain(getattr(fragment, name)) for name in ROWS}
+        return self._program.types.Rows(**self._views(columns))
+
+    def _write_ids(self, obs: Obs, part: Agents) -> None:
+        """Write agents' indices to these rows, `[..., n * size]` or `[K * n * size]`, for good."""
+        if not self.spec.id_key:
+            return
+        ids = obs[self.spec.id_key].view(-1)  # type: ignore[index]
+        index = torch.arange(part.first, part.first + part.size, device=self.device)
+        ids.copy_(index.repeat(len(ids) // part.size))
+
+    def _write_states(self, fragments: Sequence[Fragment], t: int) -> None:
+        """Write the states of all games to row t."""
+        if self.spec.state_key:
+            rows = [each(lambda o: o[t], fragment.obs) for fragment in fragments]
+            self._join(rows, self.world["alive"])
+
+    def _write_final_states(self) -> None:
+        """Write states to final observations: who has one was in the game to its end."""
+        most = len(self.env_id) * self.finals_per_row(self._num_steps)
+        if not self.spec.state_key or not most:
+            return
+        rows, has_one = [], []
+        for fragment, part in zip(self._fragments, self.parts, strict=True):
+            places = slice(most * part.size)
+            rows.append(each(lambda o: o[places], fragment.final_obs))  # noqa: B023
+            has_one.append(fragment.final_step[places].view(most, -1) < self._num_steps)
+        self._join(rows, torch.cat(has_one, 1))
+
+    def _join(self, rows: Sequence[Obs], there: Tensor) -> None:
+        """Write the states of m games: all agents' observations, 0 where one is not there.
+
+        Args:
+            rows: of each part `[m * size, ...]`.
+            there: `[m, agents]` bool.
+        """
+        own = [plain(obs).view(len(there), -1, self.spec.given.size) for obs in rows]
+        states = torch.cat(own, 1).masked_fill(~there.unsqueeze(-1), 0).view(len(there), 1, -1)
+        for obs, part in zip(rows, self.parts, strict=True):
+            to = obs[self.spec.state_key]  # type: ignore[index]
+            to.view(len(there), part.size, -1).copy_(states)
 
     def _resize(self, num_steps: int) -> None:
         self._num_steps = num_steps
