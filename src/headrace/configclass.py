@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import numbers
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -180,12 +181,23 @@ def _convert_one(kind: Any, value: Any) -> Any | None:
         items = [_convert_one(item, v) for item, v in zip(kinds, value, strict=True)]
         return None if None in items else tuple(items)
     if origin is dict:
-        return value if isinstance(value, dict) and is_plain(value) else None
+        named = _with_paths(value) if isinstance(value, dict) else None
+        return named if is_plain(named) else None
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     if kind in (bool, str):
         return value if type(value) is kind else None
     number = numbers.Real if kind is float else numbers.Integral
     fits = isinstance(value, number) and not isinstance(value, bool)
     return kind(value) if fits else None
+
+
+def _with_paths(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dict in which paths are text."""
+    return {
+        key: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for key, value in named.items()
+    }
 
 
 def is_plain(value: Any) -> bool:

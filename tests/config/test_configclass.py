@@ -1,6 +1,7 @@
 """Classes of settings: what was named, types, and bounds beside the field."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -58,3 +59,12 @@ def test_defaults_are_within_their_bounds(cls):
 def test_every_setting_of_a_run_is_in_one_group():
     names = [f.name for group in GROUPS.values() for f in dataclasses.fields(group)]
     assert names == [f.name for f in dataclasses.fields(RunConfig)]
+
+
+def test_paths_become_text():
+    run = RunConfig(
+        init_from=Path("runs/a"), frozen={"tagger": Path("runs/b")}, league_members=[Path("c")]
+    )
+    assert run.init_from == "runs/a"
+    assert run.frozen == {"tagger": "runs/b"}
+    assert run.league_members == ("c",)
