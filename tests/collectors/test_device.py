@@ -38,11 +38,17 @@ def on_device(plan, stop=never, state=None):
     return DeviceCollector(plan, CPU, Meter(), stop, state)
 
 
-@pytest.mark.parametrize("core", ["none", "gru"])
-def test_the_device_collector_makes_what_the_others_make(core):
+SEEING = {"shared_critic": True, "agent_ids": True}
+
+
+@pytest.mark.parametrize(
+    ("env", "core", "more"),
+    [(ShortCartPole, "none", {}), (ShortCartPole, "gru", {}), (Ring, "none", SEEING)],
+)
+def test_the_device_collector_makes_what_the_others_make(env, core, more):
     network = Network(core=core, hidden_sizes=(8,), core_size=8)
     plan = plan_for(
-        ShortCartPole, num_envs=6, envs_per_vector=6, num_steps=20, network=network, native=True
+        env, num_envs=6, envs_per_vector=6, num_steps=20, network=network, native=True, **more
     )
     collectors = [on_device(plan), inline(plan), workers(plan, 1)]
     finals = 0
@@ -226,9 +232,10 @@ def test_permutations_on_a_device_are_the_same(num_epochs):
 
 
 @pytest.mark.gpu
-def test_a_graph_that_is_replayed_makes_what_was_made_step_by_step():
+@pytest.mark.parametrize(("env", "more"), [(ShortCartPole, {}), (Ring, SEEING)])
+def test_a_graph_that_is_replayed_makes_what_was_made_step_by_step(env, more):
     device = torch.device("cuda")
-    plan = plan_for(ShortCartPole, num_envs=256, envs_per_vector=256, num_steps=20, native=True)
+    plan = plan_for(env, num_envs=256, envs_per_vector=256, num_steps=20, native=True, **more)
     eager, replayed = (DeviceCollector(plan, device, Meter(), never) for _ in range(2))
     assert isinstance(replayed._roll_out, CudaGraph)
     eager._roll_out = eager._act

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.batch import Fragments, poison, select
+from headrace.batch import Fragments, plain, poison, select
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.rollout import RolloutResult, remembered
 from headrace.envs.api import describe_position
@@ -157,7 +157,7 @@ class _VectorSnapshot:
     def _last_obs(self, fragments: Fragments) -> dict[str, Array]:
         """Return the last observations of each environment, as `VectorEnv.obs` does."""
         if len(fragments) > 1 or self._plan.spec.num_agents > 1:
-            rows = [f.obs[-1].numpy().reshape(len(self.env_id), -1) for f in fragments]  # type: ignore[index]
+            rows = [plain(f.obs)[-1].numpy().reshape(len(self.env_id), -1) for f in fragments]
             return {"obs.": np.concatenate(rows, 1)}
         obs = fragments[0].obs
         last = obs if isinstance(obs, dict) else {"": obs}

@@ -136,12 +136,13 @@ def test_states_and_ids_equal_those_of_a_plain_loop(make, state):
 class Relay(AECEnv):
     """Three agents in turns; each sees its number and how many moves it has made.
 
-    The second one leaves after two moves; after `length` moves in all the others are cut off.
+    The second one leaves after three moves; after `length` moves in all the others are cut off. By
+    who begins, the second one has left by then, leaves with the last move, or is cut off too.
     """
 
     metadata = {"name": "relay"}  # noqa: RUF012
     possible_agents = ["a_0", "a_1", "a_2"]  # noqa: RUF012
-    length = 9
+    length = 8
 
     def observation_space(self, agent):
         return gym.spaces.Box(-1, 99, (2,), np.float32)
@@ -170,7 +171,7 @@ class Relay(AECEnv):
         self.moves[agent] += 1
         self.total += 1
         self.rewards = dict.fromkeys(self.agents, float(action))
-        self.terminations[agent] = agent == "a_1" and self.moves[agent] == 2
+        self.terminations[agent] = agent == "a_1" and self.moves[agent] == 3
         if self.total == self.length:
             self.truncations = {a: not self.terminations[a] for a in self.agents}
         after = self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
@@ -384,6 +385,8 @@ def changed(**attributes):
         (changed(state=lambda self: 1 / 0), r"ZeroDivisionError(.|\n)*failed in reset, env 0"),
         (changed(state=lambda self: np.full(2, np.nan), state_space=gym.spaces.Box(-1, 1, (2,))),
          r"a value that is not finite.*'state': array\(\[nan, nan\]"),
+        (changed(_obs=lambda self, agent: Camp._obs(self, agent) if self.t < 2 else np.int64(3)),
+         r"gave agent guest_\d an observation of shape \(\) and dtype int64.* 1 steps so far"),
         (type("Changed", (Relay,), {"observe": lambda self, agent: np.zeros(2 + self.total)}),
          r"gave agent \w+ an observation of shape \(3,\)"),
     ],
