@@ -331,6 +331,19 @@ def test_a_study_whose_first_trials_all_fail_ends_with_their_reason(tmp_path):
         headrace.tune(Broken, study=tmp_path / "s", trials=3, quiet=True)
 
 
+def test_no_trial_begins_after_three_failures_while_others_are_under_way(tmp_path):
+    class Broken(Counting):
+        def step(self, action):
+            raise RuntimeError("no such file: maze.txt")
+
+    with pytest.raises(HeadraceError, match=r"The first [34] trials all failed"):
+        headrace.tune(
+            Broken, study=tmp_path / "s", trials=12, parallel=2, sampler="random", quiet=True,
+            total_env_steps=512,
+        )  # fmt: skip
+    assert len(load_study(tmp_path / "s").trials) <= 4
+
+
 @pytest.mark.parametrize(
     ("space", "words"),
     [

@@ -48,14 +48,20 @@ class Key(NamedTuple):
     is_fresh: bool = False
 
 
+def _seems_broken(plan: Plan, trials: list[Trial]) -> bool:
+    """Return whether several trials have failed, and none was ever measured."""
+    failures = sum(trial.state == "failed" for trial in trials)
+    was_measured = any(trial.measured for trial in trials)
+    return failures >= min(_MOST_FAILURES, plan.trials) and not was_measured
+
+
 def all_failed(plan: Plan, trials: list[Trial]) -> list[str]:
     """Return that the first trials all failed, in two sentences; [] if one was measured or runs."""
-    failed = [trial for trial in trials if trial.state == "failed"]
-    is_unmeasured = not any(trial.measured or trial.state == "running" for trial in trials)
-    if not is_unmeasured or len(failed) < min(_MOST_FAILURES, plan.trials):
+    if not _seems_broken(plan, trials) or any(trial.state == "running" for trial in trials):
         return []
+    failures = sum(trial.state == "failed" for trial in trials)
     return [
-        f"The first {len(failed)} trials all failed.",
+        f"The first {failures} trials all failed.",
         "When that is mended, begin a new study: failed trials are not tried again.",
     ]
 
@@ -172,7 +178,9 @@ class Search:
                 continue
             standings = self._standings()
             following = promoted(plan.pruner, len(plan.rungs), standings)
-            if following is None and len(self.trials) < plan.trials:
+            # After several failures, those under way show first whether any trial works.
+            is_more = len(self.trials) < plan.trials and not _seems_broken(plan, self.trials)
+            if following is None and is_more:
                 self._begin_trial()
                 continue
             has_whole = any(trial.state == "whole" for trial in self.trials)
