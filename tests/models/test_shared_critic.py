@@ -151,6 +151,8 @@ def test_runs_are_the_same_with_workers_and_when_resumed(tmp_path, game, num_wor
     assert again.summary["env_steps"] == 3 * UPDATE
     assert_same(one, again)
     assert one.summary["mean_return"] == again.summary["mean_return"]
+    for policy in one.policies.values():
+        assert policy.module.normalize_obs.of("state").count > 50
 
 
 class Secrets:
