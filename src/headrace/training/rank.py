@@ -98,8 +98,6 @@ def run_rank(
             _load_initial_weights(job, learner)
         else:
             restore(sections, job.saved)
-        if league is not None:
-            league.begin()
         plan = sampling_plan(job, learner, device, ranks, counters.env_changes, league)
         if job.rolled_back is None:
             display.say(describe_start(job, ranks, _describe_compute(plan, learner)))
@@ -114,6 +112,9 @@ def run_rank(
         # What cannot be built was refused before this line: only a run leaves a config.json.
         if is_first:
             rundir.write_config(job.run_dir, _describe(job))
+        if league is not None:
+            league.begin()
+            collector.set_pool(league.pool)
         if job.saved is not None:
             display.say(describe_resume(job, learner, counters, _restored_on_all(ranks, collector)))
         meter.lap("checkpoint")
