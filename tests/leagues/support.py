@@ -6,12 +6,12 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import torch
-from headrace.collectors.opponents import MemberPolicy
-from headrace.envs.seats import Pool
 
 from headrace.collectors.api import LeaguePlan, PolicyPlan
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.policies import assign_agents, sides_of
+from headrace.envs.games.opponents import MemberPolicy
+from headrace.envs.games.seats import Pool
 from headrace.models.policy import Network, torch_seed
 from tests.support import build_policy, plan_for
 

@@ -1,19 +1,20 @@
 """Members at play: whose rows they are, what they choose there, and which of them are in memory."""
 
 import weakref
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from headrace.collectors.opponents import MemberPolicy, Opponents
-from headrace.envs.seats import LATEST, Pool
 
 from headrace import batch
 from headrace.batch import each
 from headrace.collectors.rollout import FixedActors, RolloutResult, RolloutTask, RolloutWorker
 from headrace.config.algorithms import ALGORITHMS
 from headrace.envs.api import VectorContext
+from headrace.envs.games.opponents import MemberPolicy, Opponents
+from headrace.envs.games.seats import LATEST, Pool
 from headrace.envs.vectors import make_vector
 from headrace.leagues.members import RANDOM, MemberLoader
 from headrace.meter import Meter
@@ -200,7 +201,7 @@ def transitions(raws):
     found, now = [], None
     for raw in raws:
         for t in range(T):
-            if raw.valid[t]:
+            if raw.valid[t] and raw.learned[t]:
                 now = [raw.obs["observation"][t].tolist(), int(raw.action[t]), 0.0, False]
                 found.append(now)
             if now is not None:
@@ -217,13 +218,11 @@ def test_in_turns_the_transitions_of_learned_sides_alone_are_packed():
     for _ in range(4):
         sampled.collect()
         for (i, c), (raws, packed) in columns.items():
-            of = sampled.raw[i]
-            raws.append(
-                type("Column", (), {
-                    name: each(lambda o, c=c: o[:, c], getattr(of, name))
-                    for name in ("obs", "action", "reward", "terminated", "truncated", "valid")
-                })
-            )  # fmt: skip
+            of, learned = sampled.raw[i], learned_rows(sampled.seats, i, 1)
+            column = SimpleNamespace(learned=learned[:, c])
+            for name in ("obs", "action", "reward", "terminated", "truncated", "valid"):
+                setattr(column, name, each(lambda o, c=c: o[:, c], getattr(of, name)))
+            raws.append(column)
             now = sampled.fragments[i]
             ends = now.terminated | now.truncated
             packed += [
@@ -353,12 +352,12 @@ class Counted:
         return loaded
 
 
-@repeats("env", [Trio, GRID], ids=["python", "kernel"])
+@repeats("env", [GRID, Trio], ids=["kernel", "python"])
 def test_of_a_hundred_snapshots_those_of_the_pool_and_those_that_play_are_in_memory(env):
-    more = {"kwargs": SMALL_GRID} if env == GRID else {}
-    plan = league_plan(env, num_envs=N, envs_per_vector=N, num_steps=3, **more)
-    load = Counted(plan.league.load)
-    plan = league_plan(env, num_envs=N, envs_per_vector=N, num_steps=3, load=load, **more)
+    more = {"num_envs": N, "envs_per_vector": N, "num_steps": 3, "network": PLAIN}
+    more |= {"kwargs": SMALL_GRID} if env == GRID else {}
+    load = Counted(league_plan(env, **more).league.load)
+    plan = league_plan(env, load=load, **more)
     sampled, outlasted, num_sides = Sampled(plan), 0, len(plan.parts)
     for newest in range(100):
         members = tuple(range(max(0, newest - 3), newest + 1))

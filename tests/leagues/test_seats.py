@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from headrace.envs.seats import LATEST, Pool, Seats, score
 
 from headrace import batch
 from headrace.batch import columns
 from headrace.envs.api import VectorContext
+from headrace.envs.games.seats import LATEST, Pool, Seats, score
 from headrace.envs.vectors import make_vector
 from headrace.spec import Agents
 from tests.envs.kernels.support import act_at_random

@@ -147,6 +147,10 @@ class SamplingPlan:
         return range(first, first + self.num_vectors)
 
 
+LEAGUE_WINDOW = 1000
+"""Episodes of a batch that a league counts, the last ones: the same ones wherever games are played,
+and no more than Python counts in a moment."""
+
 WINDOW = 100
 """`mean_return` is the mean of so many finished episodes, the last ones."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace import batch, device_seeding
 from headrace.batch import Fragment
 from headrace.collectors.api import (
+    LEAGUE_WINDOW,
     WINDOW,
     Collected,
     Collector,
@@ -61,7 +62,7 @@ class DeviceCollector(Collector):
             owners=plan.owners,
             league_size=plan.league_size,
             num_threads=plan.threads_per_worker,
-            last_episodes=WINDOW,
+            last_episodes=LEAGUE_WINDOW if plan.league else WINDOW,
         )
         self._vector = device_vector(plan.maker, context, device)
         self._fragments = [self._allocate(policy, device) for policy in self._acting]

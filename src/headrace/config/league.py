@@ -51,8 +51,6 @@ def check_league(
         refused = "inference='learner'", "leaves members no place", "Use --inference worker."
     elif run.frozen:
         refused = f"frozen={run.frozen}", "plays its agents always", "Use --league-members."
-    elif run.data:
-        refused = f"data={run.data!r}", "has no episodes to play", "Leave --data out."
     if refused is not None:
         what, why, remedy = refused
         raise ConfigError(f"league={run.league} and {what}, which {why}.\n{remedy}")
@@ -61,8 +59,10 @@ def check_league(
             f"league={run.league} and snapshot_every=-1: nobody would be in the league.\n"
             "Name members (--league-members RUN_DIR), or leave --snapshot-every out."
         )
-    if len(run.league_members) > run.league:
+    needed = len(run.league_members) + (run.snapshot_every >= 0)
+    if run.league < needed:
         raise ConfigError(
             f"league={run.league}, but league_members names {len(run.league_members)}: expected "
-            f"no more than the league has at a time.\nUse --league {len(run.league_members)}."
+            "no more than the league has at a time, beside the newest snapshot.\n"
+            f"Use --league {needed}."
         )

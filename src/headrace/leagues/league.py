@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.collectors.api import LEAGUE_WINDOW
 from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
@@ -107,9 +108,12 @@ class League:
             self._choose()
 
     def after_update(self, episodes: Iterable[Episode], env_steps: int) -> dict[str, float]:
-        """Count the episodes of an update, and take a snapshot if one is due; return metrics."""
+        """Count an update's episodes of all ranks, take a snapshot if one is due; return metrics.
+
+        Of many episodes the last ones count: a collector on the device returns no others.
+        """
         record, scores = self._record, list[float]()
-        for episode in episodes:
+        for episode in sorted(episodes)[-LEAGUE_WINDOW:]:
             if episode.match:
                 member, _, score = episode.match
                 self._count(record.members[int(member)], score)

@@ -67,7 +67,7 @@ def train(
         saver.check_finite(metrics, batch)
         if league is not None:
             episodes = [Episode(*each) for report in reports for each in report["episodes"]]
-            metrics |= league.after_update(sorted(episodes), counters.env_steps)
+            metrics |= league.after_update(episodes, counters.env_steps)
             collector.set_pool(league.pool)
         if run.check_ranks and learner.version % run.check_ranks == 0:
             learner.check_equal()

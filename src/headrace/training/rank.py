@@ -108,6 +108,9 @@ def run_rank(
         # What cannot be built was refused before this line: only a run leaves a config.json.
         if is_first:
             rundir.write_config(job.run_dir, _describe(job))
+        if league is not None:
+            league.begin()
+            collector.set_pool(league.pool)
         if job.saved is not None:
             display.say(describe_resume(job, learner, counters, _restored_on_all(ranks, collector)))
         meter.lap("checkpoint")
