@@ -21,7 +21,7 @@ from headrace.envs.api import describe_position
 from headrace.envs.episode_replay import ActionLog
 from headrace.envs.games.vector import TAKEN
 from headrace.seeding import derive
-from headrace.spec import ActionCodec, Array
+from headrace.spec import GAMES, ActionCodec, Array
 
 
 class EpisodeSnapshots:
@@ -187,15 +187,21 @@ class _VectorSnapshot:
                 f"of {spec.id}, {worker}"
             )
         i = column // self._plan.parts[-1].size
+        if spec.num_agents > 1 or spec.interface in GAMES:
+            reset = (
+                f", or in a reset before it, of envs {self.env_id.tolist()}" if t and not i else ""
+            )
+            return (
+                f"in step {t + 1} of the fragment of env {self.env_id[i]} of {spec.id}{reset}; "
+                f"{worker}"
+            )
         ends = (fragment.terminated | fragment.truncated).numpy()
         if column == 0 and t and ends[t - 1].any():
-            ended = " or ".join(map(str, self.env_id[self._envs_of(ends[t - 1])]))
+            ended = " or ".join(map(str, self.env_id[ends[t - 1]]))
             return (
                 f"in step {t + 1} of the fragment of env {self.env_id[0]} of {spec.id}, "
                 f"or in the reset before it, of env {ended}; {worker}"
             )
-        if spec.num_agents > 1:
-            return f"in step {t + 1} of the fragment of env {self.env_id[i]} of {spec.id}, {worker}"
         episode, steps = 0, t
         if self._known:
             episode, steps = (int(self._known[k][i]) for k in ("episode", "episode_step"))
@@ -213,10 +219,6 @@ class _VectorSnapshot:
             self._codec.elements(self._codec.to_env(fragment.action[t, i : i + 1].numpy()))[0],
         )
         return f"in {position}"
-
-    def _envs_of(self, columns: Array) -> Array:
-        """Return the envs, among these of the vector, of whose agents some are marked."""
-        return np.asarray(columns.reshape(len(self.env_id), -1).any(1))
 
 
 def _is_poison(action: Tensor) -> bool:

@@ -21,20 +21,38 @@ from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.errors import CheckpointError, ConfigError, RankError
 from headrace.evaluation.trained_policies import TrainedPolicy
+from headrace.learner.compiling import check_compiler
 from headrace.learner.frozen import load_frozen, seed_of_weights, untrained_policy
-from headrace.learner.loss import Loss
 from headrace.learner.optimizer import Optimizer, without_denormals
 from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.models.fast_paths import choose, describe_choice
 from headrace.models.policy import Network, Policy, torch_seed
+from headrace.models.recurrent import Core
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.hindsight import GoalReward
 from headrace.returns import discounted_sum
 from headrace.seeding import env_orders, permutations
 from headrace.spec import Agents, EnvSpec
 from headrace.storage.checkpoint import Checkpoint, Section, SectionState, module_section
+
+
+class Loss(nn.Module):
+    """A loss as a module, so that `Ranks.wrap` can average its gradients."""
+
+    def __init__(self, spec: LossSpec, config: Any, *, compiled: bool) -> None:
+        super().__init__()
+        self.module, self._config = spec.module, config
+        if compiled:
+            check_compiler()
+            for part in spec.module.modules():
+                if isinstance(part, Core):
+                    part.stay_out_of_graphs()
+        self._function = torch.compile(spec.function) if compiled else spec.function
+
+    def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return self._function(self.module, minibatch, self._config)
 
 
 class PolicyLearner:

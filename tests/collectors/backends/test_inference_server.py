@@ -34,6 +34,7 @@ from tests.collectors.test_lag import slow
 from tests.collectors.test_worker_pool import Sleepy, StopLater
 from tests.envs.test_factory import Broken
 from tests.faults.test_env import assert_balanced
+from tests.ladder.test_collect import finals
 from tests.marks import repeats
 from tests.support import (
     Counting,
@@ -89,7 +90,7 @@ def assert_alike(ours, theirs):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     for a, b in zip(leaves(ours.obs), leaves(theirs.obs), strict=True):
         assert torch.equal(a, b)
-    for a, b in zip(ours.finals(), theirs.finals(), strict=True):
+    for a, b in zip(finals(ours), finals(theirs), strict=True):
         assert all(torch.equal(x, y) for x, y in zip(leaves(a), leaves(b), strict=True))
     close = {"rtol": 0, "atol": ATOL}
     torch.testing.assert_close(ours.action, theirs.action, **close)
@@ -105,20 +106,20 @@ def leaves(obs):
 
 def compare(plan, theirs, ours, batches=3):
     """Collect from both, with weights that change in between; how many final observations."""
-    finals = 0
+    num_finals = 0
     for version in range(batches):
         policies = policies_for(plan, seed=version)
         for collector in (ours, theirs):
             collector.publish(policies, version)
         for a, b in zip(ours.collect().fragments, theirs.collect().fragments, strict=True):
             assert_alike(a, b)
-            finals += int(a.num_final)
+            num_finals += len(finals(a)[1])
         for collector in (ours, theirs):
             collector.release_batch(more=version + 1 < batches)
     assert ours.ledger == theirs.ledger
     ours.close()
     theirs.close()
-    return finals
+    return num_finals
 
 
 @repeats("arithmetic", ["plain", "auto"])

@@ -7,6 +7,10 @@ from headrace.seeding import derive
 from headrace.spec import ActionCodec
 
 
+class GameError(RuntimeError):
+    """Error of a game that fails on command."""
+
+
 class Camp:
     """Guests come and go, of two kinds that see and do different things.
 
@@ -83,6 +87,9 @@ class Camp:
 def played_plainly(make, spec, parts, actions, seed, num_steps, env_id):
     """Step games as PettingZoo's documentation does: rows of each part, and of each its finals.
 
+    Where a game raises `GameError`, the step is none, its agents' rows before are truncated, and
+    another game is made.
+
     Args:
         make: makes a game.
         spec: of it.
@@ -122,7 +129,15 @@ def played_plainly(make, spec, parts, actions, seed, num_steps, env_id):
                 p, row = where[agent]
                 rows[p]["obs"][t, row] = obs[agent]
                 rows[p]["valid"][t, row] = True
-            obs, reward, terminated, truncated, _ = game.step(given)
+            before = obs
+            try:
+                obs, reward, terminated, truncated, _ = game.step(given)
+            except GameError:
+                drop(rows, t, where, {agent: before[agent] for agent in playing})
+                game, episode, began = make(), episode + 1, t + 1
+                total, gone = np.zeros(len(place)), set()
+                obs, _ = game.reset(seed=derive(seed, "env", int(env), episode))
+                continue
             for agent in playing:
                 p, row = where[agent]
                 rows[p]["reward"][t, row] = reward[agent]
@@ -142,3 +157,14 @@ def played_plainly(make, spec, parts, actions, seed, num_steps, env_id):
             p, row = where[agent]
             rows[p]["obs"][num_steps, row] = obs[agent]
     return rows, sorted(episodes)
+
+
+def drop(rows, t, where, playing):
+    """Take out step t of a game, and truncate the rows before of those who played."""
+    for agent, (p, row) in where.items():
+        of = rows[p]
+        of["valid"][t, row], of["truncated"][t, row] = False, True
+        has_ended = of["terminated"][t - 1, row] or of["truncated"][t - 1, row]
+        if agent in playing and t and of["valid"][t - 1, row] and not has_ended:
+            of["truncated"][t - 1, row] = True
+            of["finals"][t - 1, row] = playing[agent]

@@ -152,6 +152,21 @@ def test_a_restored_vector_goes_on_in_the_middle_of_a_game(length):
     assert any(of.cut for of in moves)
 
 
+def test_who_is_in_the_game_is_known_at_each_move():
+    vector = vector_of(Table)
+    fragments, rng, joined = fragments_of(vector, 40), np.random.default_rng(5), 0
+    vector.bind(*fragments)
+    for t in range(40):
+        choose(vector, fragments, vector.parts, t, rng)
+        before = vector.state()["alive"]
+        vector.step(t)
+        alive = vector.state()["alive"]
+        joined += int((alive & ~before).sum())
+        for game, row in zip(vector._envs, alive, strict=True):
+            assert {vector.names[i] for i in np.flatnonzero(row)} == set(game.agents)
+    assert joined > 4
+
+
 def test_a_game_that_does_not_repeat_itself_begins_anew():
     """What waited of its last moves is forgotten: no transition goes from one game to another."""
     vector, fragments = vector_of(Table), None

@@ -8,6 +8,7 @@ import numpy as np
 from headrace.batch import each
 from headrace.seeding import derive
 from headrace.spec import PLAIN, ActionCodec
+from tests.envs.games.support import GameError
 
 
 class Table:
@@ -188,7 +189,9 @@ def played_plainly(make, spec, parts, actions, seed, num_steps, env_id):
         env_id: of each game.
 
     Returns:
-        For each part, the transitions of each column; and the episodes.
+        For each part, the transitions of each column; and the episodes. Where a game raises
+        `GameError`, the moves that wait, and the one before the failed one, are none; and another
+        game is made.
     """
     columns = [[[] for _ in range(len(env_id) * part.size)] for part in parts]
     place = [(p, i) for p, part in enumerate(parts) for i in range(part.size)]
@@ -210,7 +213,7 @@ def played_plainly(make, spec, parts, actions, seed, num_steps, env_id):
                 own = spec.for_agents(parts[p])
                 seen = stored(own, obs, info)
                 total[agent] += np.float32(reward)
-                if (move := waits.pop(agent, None)) is not None:
+                if has_moved := (move := waits.pop(agent, None)) is not None:
                     columns[p][column].append(
                         move | {
                             "reward": float(np.float32(reward)), "terminated": terminated,
@@ -224,9 +227,14 @@ def played_plainly(make, spec, parts, actions, seed, num_steps, env_id):
                     break
                 action = actions[p][t, column]
                 waits[agent] = {"obs": seen, "action": action.tolist()}
-                game.step(ActionCodec(own.action).to_env(action[None])[0])
                 t += 1
-            if not game.agents:
+                try:
+                    game.step(ActionCodec(own.action).to_env(action[None])[0])
+                except GameError:
+                    del columns[p][column][len(columns[p][column]) - has_moved :]
+                    game = make()
+                    break
+            else:
                 returns = np.array(list(total.values()))
                 means = [returns[part.first : part.first + part.size].mean() for part in parts]
                 episodes.append((t - 1, int(env), t - began, means))

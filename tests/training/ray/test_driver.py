@@ -32,6 +32,8 @@ from headrace.training.ray import connect
 from headrace.training.ray.learner_actor import QueuedDisplay, _check_run_dir
 from headrace.weights import FlatWeights
 from tests.collectors.test_lag import at_lag_1
+from tests.envs.games.support import Camp
+from tests.envs.games.turns_support import Table
 from tests.faults.support import start
 from tests.faults.test_env import assert_balanced, assert_same_run
 from tests.faults.test_machine import LOOPBACK, sockets
@@ -124,6 +126,28 @@ def test_inline_equals_ray(cluster, plan):
 def _tensors(fragment):
     for of in vars(fragment).values():
         yield from of.values() if isinstance(of, dict) else [of]
+
+
+@repeats("game", [Table, Camp])
+def test_inline_equals_ray_for_a_game_of_two_policies(cluster, game):
+    plan = plan_for(game, num_steps=12, policies={})
+    one, many = inline(plan), actors(plan)
+    waits = 0
+    try:
+        for version in range(3):
+            for collector in (one, many):
+                collector.publish(policies_for(plan, seed=version), version)
+            a, b = one.collect(), many.collect()
+            assert len(a.fragments) == len(b.fragments) == 2 * plan.num_vectors
+            for x, y in zip(a.fragments, b.fragments, strict=True):
+                equal(x, y)
+                waits += int((~x.valid).sum())
+            assert sorted(a.episodes) == sorted(b.episodes)
+            assert a.agent_steps == b.agent_steps > 0
+    finally:
+        one.close()
+    assert waits > 0
+    assert one.ledger == many.ledger
 
 
 @pytest.mark.more

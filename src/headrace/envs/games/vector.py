@@ -82,7 +82,7 @@ class GameVector(SingleEnvs):
         self.dropped, self.lost_steps = [], 0
         if not self._begun:
             for e in range(len(self._games)):
-                self._next_episode(e)
+                self._begin(e)
             self._begun = True
         for i, (fragment, rows) in enumerate(zip(fragments, self._rows, strict=True)):
             rows.bind(fragment)
@@ -108,6 +108,7 @@ class GameVector(SingleEnvs):
             except EnvError as error:
                 self._fail(e, error)
                 failed.append(e)
+            self._show_progress(t, e)
         self.context.meter.lap("env_step")
         if self.context.guards.enabled:
             for e, problem in self._bad_games(failed):
@@ -129,6 +130,11 @@ class GameVector(SingleEnvs):
             to.terminated[t] = self._terminated[:, mine].reshape(-1)
             to.truncated[t] = self._truncated[:, mine].reshape(-1)
             rows.write_obs(t + 1)
+
+    def _show_progress(self, t: int, e: int) -> None:
+        """Write rewards of game e, so that a loss or a hang in the next one is found there."""
+        (first, size), rows = self._rows[-1].agents, self._rows[-1].rows
+        rows.reward[t, e * size : (e + 1) * size] = self._reward[e, first : first + size]
 
     def finish(self) -> list[Episode]:
         self.step_s = (time.monotonic() - self._bound_at) / self._failed.size
@@ -242,16 +248,10 @@ class GameVector(SingleEnvs):
             return
         means = np.array([self._return[e, first : first + n].mean() for first, n in self.parts])
         total, by_policy = self.context.returns_of(means)
-        steps, match = (
-            int(self._episode_step[e]),
-            () if self.seats is None else self._match(e, means),
-        )
+        steps = int(self._episode_step[e])
+        match = () if self.seats is None else self._match(e, means)
         self._finished.append(Episode(t, int(self.env_id[e]), total, steps, by_policy, match))
-        try:
-            self._next_episode(e)
-        except EnvError as error:
-            self._fail(e, error)
-            self._replace(e, partial(self._next_episode, e, always_seeded=True))
+        self._begin(e)
 
     def _learns(self) -> Array:
         """Return `[n, agents]` bool: the learned policies play the agent."""
@@ -287,6 +287,14 @@ class GameVector(SingleEnvs):
         for rows, kept in zip(self._rows, self._kept, strict=True):
             if kept is not None:
                 kept.drop(slice(e * rows.agents.size, (e + 1) * rows.agents.size))
+
+    def _begin(self, e: int) -> None:
+        """Begin an episode; if the reset fails and restarts are allowed, in another game."""
+        try:
+            self._next_episode(e)
+        except EnvError as error:
+            self._fail(e, error)
+            self._replace(e, partial(self._next_episode, e, always_seeded=True))
 
     def _next_episode(self, e: int, *, always_seeded: bool = False) -> None:
         self._episode[e] += 1
