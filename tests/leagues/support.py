@@ -29,7 +29,7 @@ class Trio:
     possible_agents = ["p_0", "p_1", "p_2"]  # noqa: RUF012
 
     def observation_space(self, agent):
-        return gym.spaces.Box(-10, 10, (4,), np.float32)
+        return gym.spaces.Box(-10, 10, (5,), np.float32)
 
     def action_space(self, agent):
         return gym.spaces.Discrete(3)
@@ -57,8 +57,20 @@ class Trio:
         pass
 
     def _obs(self):
-        seen = [self.t, *self.chose.values()]
-        return {agent: np.float32(seen) for agent in self.possible_agents}
+        seen = np.float32([self.t, *self.chose.values(), 0])[:5]
+        return dict.fromkeys(self.possible_agents, seen)
+
+
+class Pack(Trio):
+    """The same, of two kinds of players."""
+
+    possible_agents = ["hunter_0", "hunter_1", "prey_0"]  # noqa: RUF012
+
+
+class LargePack(Trio):
+    """One more of the first kind, who observe numbers of the same shape."""
+
+    possible_agents = ["hunter_0", "hunter_1", "hunter_2", "prey_0"]  # noqa: RUF012
 
 
 class Takes:

@@ -56,6 +56,12 @@ class MemberLoader:
         if source == RANDOM:
             return {name: _random(spec) for name, (_, spec) in self.sides.items()}
         policies, shares = load_policies(source, self.model, self.algorithm)
+        count = sum(agents.size for agents in shares.values())
+        if count != (here := sum(agents.size for agents, _ in self.sides.values())):
+            raise CheckpointError(
+                f"The policies of {source} act for {count} agents, and this game has {here}.\n"
+                "A member of a league must be of the same game."
+            )
         return {
             name: _member(_policy_of(agents, policies, shares, source), spec, source)
             for name, (agents, spec) in self.sides.items()
