@@ -297,8 +297,21 @@ def test_what_is_measured_is_the_share_of_each_learner(monkeypatch):
     assert set(measured[:2]) == {4} and set(measured[2:]) == {8}
 
 
-def test_a_game_is_not_measured():
-    assert request("headrace/TagGridWorld-v0").costs is None
+@pytest.mark.parametrize(
+    "env", ["headrace/TagGridWorld-v0", "tests.envs.games.turns_support:Table"]
+)
+def test_the_updates_of_all_policies_of_a_game_are_measured(env, monkeypatch):
+    updated, learn = [], calibration.Learning.learn
+
+    def noting(self, seconds):
+        learn(self, seconds)
+        for _, learner, _ in self._sizes:
+            updated.extend(policy.learner_steps for policy in learner.learners.values())
+
+    monkeypatch.setattr(calibration.Learning, "learn", noting)
+    assert request(env).costs is not None
+    assert len(updated) >= 2
+    assert all(updated)
 
 
 def test_an_error_of_the_measurement_is_not_hidden(monkeypatch):
