@@ -29,6 +29,7 @@ from benchmarks import (
     topology,
     uneven,
 )
+from benchmarks.games import classic, matrix, speed, spread, taggers
 from benchmarks.harness.machine import RESULTS, ROOT
 from benchmarks.harness.turns import number, why_not
 from benchmarks.tune import cartpole as tune_cartpole
@@ -54,9 +55,17 @@ PARTS = {
     tune_cartpole: "benchmarks/README.md",
     tune_helped: "benchmarks/README.md",
     tune_population: "benchmarks/README.md",
+    classic: "docs/environments.md",
+    spread: "docs/environments.md",
+    matrix: "docs/leagues.md",
+    taggers: "docs/leagues.md",
 }
 """Scripts whose tables stand in a page of their own, between markers with their name."""
-WHOLE = {"parallel": "docs/sac.md", "continuous": "docs/sac.md"}
+WHOLE = {
+    "parallel": "docs/sac.md",
+    "continuous": "docs/sac.md",
+    speed.NAME: "docs/environments.md",
+}
 """Comparisons whose tables of all contestants stand in such a page."""
 HEADLINES = {
     "PPO training, CartPole-v1": (

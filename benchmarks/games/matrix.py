@@ -116,5 +116,5 @@ def tables(result):
             f"| {told(of, 'mean_exploitability')} |"
         )
     steps = next(iter(result["forms"].values()))[0]["env_steps"]
-    lines += ["", f"{result['seeds']} seeds of {steps:,} games: the mean, and each seed."]
+    lines += ["", f"Seeds: {result['seeds']}, of {steps:,} games each."]
     return "\n".join(lines)
