@@ -89,10 +89,10 @@ def watched(contestant):
     return dataclasses.replace(contestant, command=[*watch, *contestant.command])
 
 
-def ours(work, kwargs, sizes):
+def ours(work, kwargs, sizes, updates=None):
     """Headrace, asynchronously and at lag 0."""
-    settings = SETTINGS[work]
-    flags = [*settings.headrace_flags(UPDATES[work] * settings.batch), *sizes, *kwargs]
+    settings, updates = SETTINGS[work], updates or UPDATES[work]
+    flags = [*settings.headrace_flags(updates * settings.batch), *sizes, *kwargs]
     return [
         contestants.headrace(ASYNCHRONOUS, [*flags, "--algo", "appo", "--lag", "2"]),
         contestants.headrace(LAG_0, flags),

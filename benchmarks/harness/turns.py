@@ -189,10 +189,15 @@ def run(name: str, description: str, comparisons: Sequence[Comparison], turns: i
     Returns:
         The exit code: 1 if a contestant failed.
     """
-    known = [f"{c.title}: {contestant.name}" for c in comparisons for contestant in c.contestants]
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_flags(parser, name, turns)
+    return measure(name, comparisons, turns, parser.parse_args(), parser)
+
+
+def add_flags(parser: argparse.ArgumentParser, name: str, turns: int) -> None:
+    """Those of `measure`."""
     parser.add_argument("--turns", type=int, help=f"default: {turns}, or what a comparison needs")
     parser.add_argument(
         "--only",
@@ -203,7 +208,17 @@ def run(name: str, description: str, comparisons: Sequence[Comparison], turns: i
     parser.add_argument(
         "--output", type=Path, metavar="PATH", help=f"default: benchmarks/results/{name}.json"
     )
-    flags = parser.parse_args()
+
+
+def measure(
+    name: str,
+    comparisons: Sequence[Comparison],
+    turns: int,
+    flags: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+) -> int:
+    """What `run` does once the flags are read; `parser` ends the program if they are wrong."""
+    known = [f"{c.title}: {contestant.name}" for c in comparisons for contestant in c.contestants]
     if flags.turns is not None and flags.turns < 1:
         parser.error(f"--turns {flags.turns}: expected 1 or more")
     for text in flags.only or ():

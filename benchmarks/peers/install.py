@@ -24,6 +24,7 @@ MARKER = "installed.txt"
 TORCH = "torch==2.13.0"
 GYMNASIUM = ["gymnasium[mujoco]==1.4.0", "numpy==2.4.6", "ale-py==0.12.1", "mujoco==4.0.0"]
 UNEVEN = ["highway-env==1.12.1", "minigrid==3.2.0"]
+GAMES = ["pettingzoo==1.27.0", "mpe2==1.1.1"]
 PEERS = {
     # the plain PPO, and ale-py's and Gymnasium's own vector environments
     "base": [*GYMNASIUM, *UNEVEN],
@@ -43,7 +44,7 @@ PEERS = {
         "opencv-python-headless==5.0.0.93",
         *UNEVEN,
     ],
-    "rllib": ["ray[rllib]==2.60.0", "gymnasium==1.2.2", "numpy==2.4.6", *UNEVEN],
+    "rllib": ["ray[rllib]==2.60.0", "gymnasium==1.2.2", "numpy==2.4.6", *UNEVEN, *GAMES],
     # the search for settings of stable-baselines3's own zoo
     "zoo": [
         "rl_zoo3==2.9.2",
