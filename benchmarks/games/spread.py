@@ -3,8 +3,8 @@
 Three agents share a policy and are to cover three landmarks; the settings are those of `speed.py`
 (24 games × 64 steps, 4 epochs of 4 minibatches, 2 × 64 tanh, lr 7e-4, entropy bonus 0.01) for all:
 Headrace's PPO; the same with `--critic shared`, whose critic sees the state of the game; RLlib's
-PPO (`peers/rllib_games.py`). Three seeds, 1,000,000 env steps each, two workers or env runners. Then
-100 games by the newest policy, always its likeliest action: the figure is the undiscounted return
+PPO (`peers/rllib_games.py`). Three seeds, 1,000,000 env steps each, two workers or env runners.
+Then 100 games by the newest policy, always its likeliest action: the figure is the undiscounted return
 of a game (25 steps), in the mean over its three agents and over the games. Beside it is the same of
 random actions.
 
