@@ -130,6 +130,9 @@ class GameVector(SingleEnvs):
             to.truncated[t] = self._truncated[:, mine].reshape(-1)
             rows.write_obs(t + 1)
 
+    def acting(self) -> Array:
+        return self._acts
+
     def finish(self) -> list[Episode]:
         self.step_s = (time.monotonic() - self._bound_at) / self._failed.size
         for rows, kept in zip(self._rows, self._kept, strict=True):
