@@ -4,9 +4,9 @@ Three agents share a policy and are to cover three landmarks; the settings are t
 (24 games × 64 steps, 4 epochs of 4 minibatches, 2 × 64 tanh, lr 7e-4, entropy bonus 0.01) for all:
 Headrace's PPO; the same with `--critic shared`, whose critic sees the state of the game; RLlib's
 PPO (`peers/rllib_games.py`). Three seeds, 1,000,000 env steps each, two workers or env runners.
-Then 100 games by the newest policy, always its likeliest action: the figure is the undiscounted return
-of a game (25 steps), in the mean over its three agents and over the games. Beside it is the same of
-random actions.
+Then 100 games by the newest policy, always its likeliest action: the figure is the undiscounted
+return of a game (25 steps), in the mean over its three agents and over the games. Beside it is the
+same of random actions.
 
 RLlib may be given a limit of seconds (`--rllib-limit-s`): a run then ends with the update that ends
 later, and the table has the env steps that it made.
