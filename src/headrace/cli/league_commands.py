@@ -1,4 +1,4 @@
-"""The verb `tournament`, and its flags."""
+"""The verbs `exploit` and `tournament`, and their flags."""
 
 import sys
 from dataclasses import dataclass
@@ -7,18 +7,51 @@ from typing import Annotated
 
 import tyro
 
-from headrace.cli.commands import CodeVerb
-from headrace.cli.verbs import Verb
+from headrace.cli.commands import CodeVerb, run_training, started_at
+from headrace.cli.flags import SettingsVerb, explicit
+from headrace.cli.verbs import OptionalPath, TrackedVerb, Verb
+from headrace.config.resolve import read_config_file
 from headrace.errors import ConfigError
 from headrace.leagues.members import RANDOM
 from headrace.leagues.tournament import EPISODES
+from headrace.tools.exploit import exploit_request, exploited
 from headrace.tools.tournament import tournament_of_runs
+from headrace.tools.trackers.beside import Beside
 from headrace.training.process import StopSignals
 
 _RunDirs = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN_DIR ...")]
 _Against = Annotated[
     tuple[str, ...], tyro.conf.arg(metavar="random|first|MODULE:CALLABLE", help_behavior_hint="")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exploit(TrackedVerb, SettingsVerb):
+    run_dir: OptionalPath = None
+    """Directory of the exploiter's run. Default: a new one below runs/."""
+    env: str | None = None
+    """ENV is the directory of the run to exploit. If its environment is code, name it again here
+    (module:callable). The exploiter trains in the same environment, for as many env steps as that
+    run unless others are asked for, with the defaults of its algorithm."""
+
+    def execute(self, argv: list[str]) -> int:
+        started = started_at()
+        settings = explicit(argv, self)
+        against = Path(settings.pop("env", ""))
+        if not against.name or not against.is_dir():
+            raise ConfigError(
+                f"{str(against)!r} is no directory: expected that of the run to exploit, as in "
+                "headrace exploit runs/NAME."
+            )
+        beside = Beside(self.track) if self.track else None
+        request = exploit_request(against, settings, self.env, read_config_file(self.config))
+        return run_training(
+            self,
+            started,
+            beside,
+            lambda launch: launch.start(request, self.run_dir),
+            lambda run_dir, env_steps: exploited(run_dir, env_steps, against),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,4 +90,4 @@ class _Tournament(CodeVerb):
         return 128 + stop.received if stop.received else 0
 
 
-FLAGS: dict[str, type[Verb]] = {"tournament": _Tournament}
+FLAGS: dict[str, type[Verb]] = {"exploit": _Exploit, "tournament": _Tournament}

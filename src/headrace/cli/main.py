@@ -51,8 +51,7 @@ HOMES = {
     **dict.fromkeys(("autoscale", "plan", "profile", "report", "simulate"), "tool_commands"),
     **dict.fromkeys(("check-env", "doctor", "eval", "resume", "train"), "commands"),
     **dict.fromkeys(("sweep", "tune"), "tuning_commands"),
-    "tournament": "league_commands",
-    "exploit": "exploit_command",
+    **dict.fromkeys(("exploit", "tournament"), "league_commands"),
 }
 """All verbs -> their file in `cli/`."""
 
