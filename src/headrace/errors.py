@@ -54,6 +54,10 @@ class EnvChangeError(EnvError):
     """A change that `on_update` returned, which an environment cannot have or which raised."""
 
 
+class PlayerError(HeadraceError):
+    """A scripted player that failed, or chose what is no action; the message has its traceback."""
+
+
 class WorkerError(HeadraceError):
     """A worker process that died or failed, not by an environment's error."""
 

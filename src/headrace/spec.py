@@ -323,11 +323,10 @@ class ActionCodec:
         if self._parts:
             keys = [key for key, _ in self.space.parts]
             of_parts = [elements[key] for key in keys] if hasattr(elements, "keys") else elements
-            rows = [
-                codec.from_env(part).reshape(len(part), -1)
-                for (_, codec), part in zip(self._parts, of_parts, strict=True)
-            ]
-            return np.concatenate(rows, -1, dtype=np.float32)
+            codecs = [codec for _, codec in self._parts]
+            rows = [codec.from_env(part) for codec, part in zip(codecs, of_parts, strict=True)]
+            flat_rows = [row.reshape(len(row), -1) for row in rows]
+            return np.concatenate(flat_rows, -1, dtype=np.float32)
         values = np.asarray(elements)
         flat = values.reshape(len(values), -1)
         if self.space.kind == "box":

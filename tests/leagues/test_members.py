@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 import torch
+from headrace.envs.seats import Pool
 
 import headrace
 from headrace.config.policies import assign_agents, sides_of
 from headrace.envs.factory import EnvMaker, env_spec
-from headrace.envs.seats import Pool
 from headrace.errors import CheckpointError
 from headrace.leagues.league import FOLDER
 from headrace.leagues.members import MemberLoader, packed

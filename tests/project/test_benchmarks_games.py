@@ -15,11 +15,10 @@ from benchmarks.harness.machine import ROOT
 from benchmarks.harness.one_turn import Work, take_turn
 from benchmarks.peers import busy, uneven_game
 from headrace.envs.factory import EnvMaker, env_spec
+from headrace.envs.kernels.library import RockPaperScissors
 from headrace.envs.kernels.pettingzoo_adapter import KernelParallelEnv
 
-TICTACTOE = "pettingzoo.classic.tictactoe_v3:env"
-# PettingZoo warns of this way to make its games.
-OLD_NAME = pytest.mark.filterwarnings("ignore:The old environment creation API")
+TICTACTOE = "classic/tictactoe-v3"
 
 
 def call(monkeypatch, *words):
@@ -87,7 +86,6 @@ def test_the_perfect_player_wins_where_it_can_and_stops_the_other_where_it_must(
     assert len(asked(*[empty] * 9)) > 1  # of moves that are equally good, any
 
 
-@OLD_NAME
 def test_games_are_counted_by_seat_and_perfect_play_loses_none():
     played = play.by_seat(TICTACTOE, players.perfect_tictactoe, players.random_move, 40)
     assert list(played) == ["player_1", "player_2"]
@@ -101,7 +99,6 @@ def test_games_are_counted_by_seat_and_perfect_play_loses_none():
     assert played["player_2"] == {"wins": 0, "draws": 0, "losses": 3}
 
 
-@OLD_NAME
 def test_a_run_s_policy_plays_its_likeliest_action(tmp_path):
     headrace.train(
         TICTACTOE, total_env_steps=128, num_envs=4, num_steps=16, num_minibatches=1,
@@ -119,7 +116,7 @@ def test_a_run_s_policy_plays_its_likeliest_action(tmp_path):
 
 
 def test_payoffs_are_those_of_the_game():
-    env = KernelParallelEnv(EnvMaker(matrix.ENV).kernel())
+    env = KernelParallelEnv(RockPaperScissors())
     agents = env.possible_agents
     for own in range(3):
         for other in range(3):

@@ -103,11 +103,9 @@ _CODE_AGAIN = tyro.conf.arg(metavar="MODULE:CALLABLE", help_behavior_hint="")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunVerb(JsonVerb):
-    """A verb that takes a run."""
+class CodeVerb(JsonVerb):
+    """A verb that takes the code of a run again."""
 
-    run_dir: RunDir
-    """Directory of the run."""
     env: Annotated[str, tyro.conf.arg(metavar="ENV", help_behavior_hint="")] = ""
     """The environment again, if it is code (module:EnvId or module:callable)."""
     eval_env: Annotated[str, tyro.conf.arg(metavar="ENV", help_behavior_hint="")] = ""
@@ -125,6 +123,14 @@ class RunVerb(JsonVerb):
             changes, self.env or None, self.wrapper, self.model, self.algo,
             eval_env=self.eval_env or None,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunVerb(CodeVerb):
+    """A verb that takes a run."""
+
+    run_dir: RunDir
+    """Directory of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

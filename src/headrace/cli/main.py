@@ -25,6 +25,7 @@ VERBS = {
     "resume": "Go on with a run from its newest checkpoint.",
     "eval": "Evaluate a trained agent over whole episodes, and film one.",
     "exploit": "Train against a run's policies alone: how far can one get?",
+    "tournament": "Let the policies of runs of one game play each other, and rank them.",
     "check-env": "Find what is wrong with an environment, before training on it.",
     "runs": "Show the runs below a folder: progress, returns, state.",
     "compare": "Compare runs in groups: returns with intervals, curves, settings that differ.",
@@ -50,7 +51,7 @@ HOMES = {
     **dict.fromkeys(("autoscale", "plan", "profile", "report", "simulate"), "tool_commands"),
     **dict.fromkeys(("check-env", "doctor", "eval", "resume", "train"), "commands"),
     **dict.fromkeys(("sweep", "tune"), "tuning_commands"),
-    "exploit": "exploit_command",
+    **dict.fromkeys(("exploit", "tournament"), "league_commands"),
 }
 """All verbs -> their file in `cli/`."""
 

@@ -204,6 +204,10 @@ class VectorEnv(ABC):
     def step(self, t: int) -> None:
         """Step all envs, and begin the next episode where one ended; EnvError if an env fails."""
 
+    def acting(self) -> Array:
+        """Return `[n, agents]` bool: whose actions the next step asks for."""
+        return np.ones((len(self.env_id), self.spec.num_agents), bool)
+
     def count_env_steps(self, num_steps: int) -> int:
         """Return the env steps in the first rows of the fragment, without those that failed."""
         return num_steps * len(self.env_id)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from headrace import batch
 from headrace.collectors.api import ShouldStop
@@ -25,9 +26,10 @@ from headrace.envs.kernels.vector import KernelVector
 from headrace.envs.vectors import device_vector, is_one_vector, make_vector
 from headrace.envs.video import record_first_episode, write_video
 from headrace.errors import ConfigError, EnvError, UsageError
+from headrace.evaluation.scripted import ScriptedPolicy
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.meter import Meter
-from headrace.models.policy import Act, Policy, PolicyActor
+from headrace.models.policy import Act, Actor, Policy, PolicyActor
 from headrace.seeding import action_noise, check_seed
 from headrace.spec import GAMES, Agents, Array, EnvSpec
 
@@ -39,7 +41,8 @@ _MAX_STEPS_KEPT = 100_000
 _FPS = 20
 NOT_WATCHED = Guards(enabled=False)
 
-Policies = TrainedPolicy | Mapping[str, TrainedPolicy]
+Plays = TrainedPolicy | ScriptedPolicy
+Policies = Plays | Mapping[str, Plays]
 """The policy that acts; or several, by name."""
 
 
@@ -80,6 +83,7 @@ def evaluate(
     stochastic: bool = False,
     seed: int = 0,
     video: Path | None = None,
+    num_steps: int = _NUM_STEPS,
     stop: ShouldStop = lambda: False,
     say: Callable[[str], None] = lambda progress: None,
     guards: Guards = NOT_WATCHED,
@@ -92,6 +96,7 @@ def evaluate(
         shares: the agents of each of several policies.
         stochastic: sample actions, as in training and always for random policies; or the likeliest.
         video: write the first episode to this file (MP4).
+        num_steps: env steps of each env that are played at a time; episodes are the same.
         stop: asked between steps whether to stop, and return None.
         guards: a hang of the environment ends this process, with its stack.
 
@@ -107,7 +112,7 @@ def evaluate(
         first = play_episode(policy, maker, shares=shares, seed=seed, stochastic=stochastic)
         _write_film(env, first, video)
     spec = spec or env_spec(maker)
-    players = _Players(policy, shares, n, _NUM_STEPS, seed=seed, stochastic=stochastic)
+    players = _Players(policy, shares, n, num_steps, seed=seed, stochastic=stochastic)
     where = f"in an evaluation of {maker.name}"
     watchdog = Watchdog(players.meter, guards, lambda: 0, lambda: where)
     with (
@@ -257,39 +262,43 @@ class _Players:
         stochastic: bool,
     ) -> None:
         check_seed(seed)
-        policies = {DEFAULT: policy} if isinstance(policy, TrainedPolicy) else dict(policy)
+        policies = dict(policy) if isinstance(policy, Mapping) else {DEFAULT: policy}
         self.names, self.steps = list(policies), 0
         self.spec = next(iter(policies.values())).spec  # all have the environment's agents
         self.parts = list((shares or {DEFAULT: Agents(0, self.spec.num_agents)}).values())
-        self._modules = [each.module for each in policies.values()]
-        acts = [
-            each.module.act if stochastic or each.is_random else _greedily(each.module)
-            for each in policies.values()
-        ]
-        actors = [PolicyActor(act) for act in acts]
-        self._weights, self.meter, self._seed = FixedActors(actors, version=0), Meter(), seed
-        self._num_steps = num_steps
+        self._policies, self._stochastic = list(policies.values()), stochastic
+        self.meter, self._seed, self._num_steps = Meter(), seed, num_steps
         self._fragments = []
-        for each, part in zip(policies.values(), self.parts, strict=True):
-            rows, state_size = num_envs * part.size, each.module.state_size
-            fragment = batch.allocate(batch.columns(each.spec, {}, num_steps, rows, state_size))
+        for each, part in zip(self._policies, self.parts, strict=True):
+            rows = num_envs * part.size
+            fragment = batch.allocate(
+                batch.columns(each.spec, {}, num_steps, rows, each.state_size)
+            )
             fragment.recurrent_state.zero_()
             self._fragments.append(fragment)
 
     @torch.no_grad()
     def play(self, vector: VectorEnv, stop: ShouldStop = lambda: False) -> bool:
         """Play `num_steps`; return False if stopped."""
-        noise = []
-        for module, part in zip(self._modules, self.parts, strict=True):
+        noise, actors = list[Tensor](), list[Actor]()
+        for each, part in zip(self._policies, self.parts, strict=True):
             ids = part.ids(vector.env_id, self.spec.num_agents)
-            drawn = action_noise(self._seed, ids, self.steps, self._num_steps, module.num_draws)
+            drawn = action_noise(self._seed, ids, self.steps, self._num_steps, each.num_draws)
             noise.append(torch.from_numpy(drawn))
-        steps = rollout(vector, self._fragments, self._weights, noise, self.meter, stop)
+            actors.append(self._actor(each, vector, part))
+        weights = FixedActors(actors, version=0)
+        steps = rollout(vector, self._fragments, weights, noise, self.meter, stop)
         taken = at_once(steps)
         for fragment in self._fragments:
             fragment.recurrent_state[0] = fragment.recurrent_state[1]
         self.steps += taken
         return taken == self._num_steps
+
+    def _actor(self, policy: Plays, vector: VectorEnv, part: Agents) -> Actor:
+        if isinstance(policy, ScriptedPolicy):
+            return policy.actor(vector, part)
+        sampled = self._stochastic or policy.is_random
+        return PolicyActor(policy.module.act if sampled else _greedily(policy.module))
 
 
 def _greedily(module: Policy) -> Act:

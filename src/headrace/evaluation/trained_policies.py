@@ -45,6 +45,16 @@ class TrainedPolicy:
         self._codec = ActionCodec(spec.action)
         self._memory: Tensor | None = None  # [n, S] after the first call
 
+    @property
+    def state_size(self) -> int:
+        """Size of the recurrent state of an env, or 0."""
+        return self.module.state_size
+
+    @property
+    def num_draws(self) -> int:
+        """Uniform random numbers per action."""
+        return self.module.num_draws
+
     def reset(self, begun: Any = None) -> None:
         """Begin new episodes with the next call. Without a recurrent core, this does nothing.
 

@@ -54,7 +54,7 @@ class MemberLoader:
     def load(self, source: str) -> dict[str, MemberPolicy]:
         """Load the policies of a directory, or `random`."""
         if source == RANDOM:
-            return {name: _random(spec) for name, (_, spec) in self.sides.items()}
+            return {name: random_policy(spec) for name, (_, spec) in self.sides.items()}
         policies, shares = load_policies(source, self.model, self.algorithm)
         count = sum(agents.size for agents in shares.values())
         if count != (here := sum(agents.size for agents, _ in self.sides.values())):
@@ -68,7 +68,8 @@ class MemberLoader:
         }
 
 
-def _random(spec: EnvSpec) -> MemberPolicy:
+def random_policy(spec: EnvSpec) -> MemberPolicy:
+    """Build a policy that acts at random: uniformly among choices, else by a Gaussian."""
     algorithm, network = ALGORITHMS["ppo"], Network(hidden_sizes=(1,))
     policy = algorithm.build_policy(spec, network, algorithm.Config())
     policy.act_at_random()

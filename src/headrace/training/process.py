@@ -13,6 +13,7 @@ from headrace.distributed.child_process import SIGNALS, raise_open_files
 from headrace.errors import ConfigError
 
 _FILES_PER_WORKER = 7  # memory, pipes, a socket, and what a worker needs while it starts
+_SAVES = "saving after this step. Again: stop without saving."
 _OTHER_FILES = 24  # the server, the log, a checkpoint, and some of the user's files
 
 
@@ -51,14 +52,15 @@ class StopSignals:
     A second signal interrupts at once.
 
     Args:
+        says: what happens at the first signal, and at another one.
         patient: ignore a second signal, since rank 0 decides.
 
     Attributes:
         pass_on_to: process ids of other ranks, which get the first signal too.
     """
 
-    def __init__(self, *, patient: bool = False) -> None:
-        self.received, self._patient = 0, patient
+    def __init__(self, says: str = _SAVES, *, patient: bool = False) -> None:
+        self.received, self._says, self._patient = 0, says, patient
         self.pass_on_to: list[int] = []
 
     def __call__(self) -> bool:
@@ -83,7 +85,7 @@ class StopSignals:
             with contextlib.suppress(ProcessLookupError):  # a rank that has ended
                 os.kill(pid, number)
         # Not print: the signal may have come in the middle of one.
-        os.write(2, b"\nStopping: saving after this step. Again: stop without saving.\n")
+        os.write(2, f"\nStopping: {self._says}\n".encode())
 
 
 @contextlib.contextmanager

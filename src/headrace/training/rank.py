@@ -108,9 +108,7 @@ def run_rank(
         # What cannot be built was refused before this line: only a run leaves a config.json.
         if is_first:
             rundir.write_config(job.run_dir, _describe(job))
-        if league is not None:
-            league.begin()
-            collector.set_pool(league.pool)
+        _begin_league(league, collector)
         if job.saved is not None:
             display.say(describe_resume(job, learner, counters, _restored_on_all(ranks, collector)))
         meter.lap("checkpoint")
@@ -179,6 +177,13 @@ def build_learner(
     for each in learner.learners.values():
         each.set_goal_reward(partial(goal_reward, job.maker))
     return learner
+
+
+def _begin_league(league: League | None, collector: Collector) -> None:
+    """Take the first snapshot, unless a resumed run has it, and let the collector draw members."""
+    if league is not None:
+        league.begin()
+        collector.set_pool(league.pool)
 
 
 def _load_weights(job: Job, learner: Learner, sections: list[Section]) -> None:

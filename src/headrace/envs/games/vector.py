@@ -131,10 +131,8 @@ class GameVector(SingleEnvs):
             to.truncated[t] = self._truncated[:, mine].reshape(-1)
             rows.write_obs(t + 1)
 
-    def _show_progress(self, t: int, e: int) -> None:
-        """Write rewards of game e, so that a loss or a hang in the next one is found there."""
-        (first, size), rows = self._rows[-1].agents, self._rows[-1].rows
-        rows.reward[t, e * size : (e + 1) * size] = self._reward[e, first : first + size]
+    def acting(self) -> Array:
+        return self._acts
 
     def finish(self) -> list[Episode]:
         self.step_s = (time.monotonic() - self._bound_at) / self._failed.size
@@ -237,6 +235,11 @@ class GameVector(SingleEnvs):
         with explain_errors(lambda: f"in {self._views[e].position()}"):
             self._games[e].step(actions, self._views[e])
         self._views[e].actions = None
+
+    def _show_progress(self, t: int, e: int) -> None:
+        """Write rewards of game e, so that a loss or a hang in the next one is found there."""
+        (first, size), rows = self._rows[-1].agents, self._rows[-1].rows
+        rows.reward[t, e * size : (e + 1) * size] = self._reward[e, first : first + size]
 
     def _end_step(self, t: int, e: int) -> None:
         for i in np.flatnonzero(self._terminated[e] | self._truncated[e]).tolist():

@@ -127,6 +127,12 @@ class KernelVector(DeviceVector):
         self._seat(t, self.ended, self.world["episode"], self._fragments)
         self.context.meter.lap("env_step")
 
+    def acting(self) -> Array:
+        if "alive" not in self.world:
+            return super().acting()
+        alive: Array = self.world["alive"].cpu().numpy()
+        return alive
+
     def finish(self) -> list[Episode]:
         for fragment, current, part in zip(self._fragments, self._current, self.parts, strict=True):
             if self.context.guards.enabled:
