@@ -52,10 +52,10 @@ def main(flags, parser):
     folder = runs.fresh(NAME)
     result = runs.about(NAME, flags, games={})
     for env in OPPONENTS:
-        result["games"][env] = {
-            form: [measure(env, form, seed, flags, folder) for seed in range(flags.seeds)]
-            for form in FORMS
-        }
+        of = result["games"].setdefault(env, {})
+        for form in FORMS:
+            of[form] = [measure(env, form, seed, flags, folder) for seed in range(flags.seeds)]
+            runs.save(result, flags)  # so that it stays if the next one is stopped
     runs.write(result, tables, flags)
     return 0
 

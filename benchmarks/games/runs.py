@@ -36,6 +36,7 @@ def train(folder, name, env, *flags):
     return {
         "command": f"headrace {shown}",
         "env_steps": told["env_steps"],
+        "env_steps_per_s": told["env_steps_per_s"],
         "wall_s": told["wall_s"],
         "mean_return": told["mean_return"],
     }
@@ -67,13 +68,14 @@ def about(name, flags, **more):
     }
 
 
-def write(result, tables, flags):
-    """Write the results, and print them as tables.
+def save(result, flags):
+    """Write the results so far; the file."""
+    path = ROOT / (flags.output or RESULTS / f"{result['benchmark']}.json")
+    write_whole(path, (json.dumps(result, indent=1) + "\n").encode())
+    return path
 
-    A share of the work has no place among whole results, unless `--output` gives it one.
-    """
-    name = result["benchmark"]
-    there = RESULTS if flags.share == 1 else FOLDER
-    path = flags.output or there / f"{name}.json"
-    write_whole(ROOT / path, (json.dumps(result, indent=1) + "\n").encode())
+
+def write(result, tables, flags):
+    """Write the results, and print them as tables."""
+    path = save(result, flags)
     print(f"\n{tables(result)}\n\nWritten: {path}")

@@ -67,11 +67,11 @@ def theirs(seed, env_steps, episodes, limit_s):
     except TurnError as error:
         print(f"{RLLIB}, seed {seed}: {error}", flush=True)
         return {"seed": seed, "failed": str(error)}
-    names = ("env_steps", "mean_return", "eval_return", "eval_std")
+    names = ("env_steps", "env_steps_per_s", "mean_return", "eval_return", "eval_std")
     told = {name: found[name] for name in names}
     print(f"{RLLIB}, seed {seed}: {found['env_steps']:,} env steps", flush=True)
     about = {name: about[name] for name in ("command", "versions")}
-    return {"seed": seed, "wall_s": found["train_s"], **told, **about}
+    return {"seed": seed, **told, **about}
 
 
 def random_play(episodes):
@@ -103,13 +103,17 @@ def main(flags, parser):
             result["forms"].setdefault(form, []).append(found)
         found = theirs(seed, env_steps, episodes, flags.rllib_limit_s)
         result["forms"].setdefault(RLLIB, []).append(found)
+        runs.save(result, flags)  # so that it stays if the next seed is stopped
     runs.write(result, tables, flags)
     return int(any("failed" in each for of in result["forms"].values() for each in of))
 
 
 def tables(result):
     """A row for each contestant."""
-    lines = ["| | return of an agent, mean | each seed | env steps | s |", "|---|---|---|---|---|"]
+    lines = [
+        "| | return of an agent, mean | each seed | env steps | env steps/s |",
+        "|---|---|---|---|---|",
+    ]
     for form, of in result["forms"].items():
         whole = [each for each in of if "failed" not in each]
         if len(whole) < len(of):
@@ -119,10 +123,8 @@ def tables(result):
         returns = [each["eval_return"] for each in of]
         seeds = ", ".join(f"{each:.2f}" for each in returns)
         steps = np.mean([each["env_steps"] for each in of])
-        seconds = np.mean([each["wall_s"] for each in of])
-        lines.append(
-            f"| {form} | {np.mean(returns):.2f} | {seeds} | {steps:,.0f} | {seconds:,.0f} |"
-        )
+        rate = np.mean([each["env_steps_per_s"] for each in of])
+        lines.append(f"| {form} | {np.mean(returns):.2f} | {seeds} | {steps:,.0f} | {rate:,.0f} |")
     lines.append(f"| random actions | {result['random']['eval_return']:.2f} | - | - | - |")
     lines += ["", f"{result['episodes']} games of each seed, by the likeliest actions."]
     return "\n".join(lines)

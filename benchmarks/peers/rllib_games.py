@@ -136,9 +136,8 @@ def main():
     game = make_game(settings.env)
     agents = list(game.possible_agents)
     algorithm = build(settings, agents, args.num_runners, args.seed)
-    stopwatch, began = Stopwatch(), time.perf_counter()
+    stopwatch, more = Stopwatch(), {}
     of_games = train(algorithm, stopwatch, args.env_steps, args.limit_s)
-    more = {"train_s": time.perf_counter() - began}
     if args.episodes:
         game.reset(seed=0)
         returns = evaluate(algorithm, game, args.episodes)

@@ -226,7 +226,7 @@ def test_a_peer_that_is_not_installed_is_said_to_be_missing(tmp_path, monkeypatc
     monkeypatch.setattr("benchmarks.peers.install.VENVS", tmp_path)
     found = spread.theirs(0, 100, 1, 1.0)
     assert "not installed: python benchmarks/peers/install.py rllib" in found["failed"]
-    whole = {"eval_return": -20.0, "env_steps": 100, "wall_s": 3.0}
+    whole = {"eval_return": -20.0, "env_steps": 100, "env_steps_per_s": 3.0}
     result = {"forms": {"A": [whole, whole], "B": [whole, found]}, "episodes": 5}
     lines = spread.tables(result | {"random": {"eval_return": -30.0}}).splitlines()
     assert "| A | -20.00 | -20.00, -20.00 | 100 | 3 |" in lines
