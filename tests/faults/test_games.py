@@ -1,5 +1,6 @@
 """Faults of games of several agents: of a worker, of the game, and changes that reach it."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -37,13 +38,14 @@ def dying(base):
     class Dying(base):
         def __init__(self, once=""):
             super().__init__()
-            self.once, self.steps, self.learner = Path(once), 0, False
+            self.once, self.steps = once and Path(once), 0
 
         def step(self, action):
             self.steps += action is not None
-            if self.steps == 29 and self.once.is_dir() and not any(self.once.iterdir()):
-                (self.once / "died").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            if self.steps == 29 and self.once:
+                with contextlib.suppress(FileExistsError):  # the first of all
+                    self.once.touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
             return super().step(action)
 
     return Dying
@@ -57,7 +59,6 @@ DyingTable, DyingCamp = dying(Table), dying(Camp)
 )
 def test_a_worker_that_is_killed_in_a_game_makes_the_same_batches_again(tmp_path, game, base, lag):
     sizes = {"num_steps": 12, "num_envs": 6, "policies": {}, "lag": lag}
-    (tmp_path / "once").mkdir()
     said = []
     one = inline(plan_for(base, **sizes))
     plan = plan_for(game, kwargs={"once": str(tmp_path / "once")}, **sizes)
