@@ -189,8 +189,12 @@ def test_a_parallel_game_that_fails_is_dropped_and_made_anew(wrong):
 class BadReset(Table):
     """Fails in the reset of episodes whose seed is a multiple of three, after it has paid."""
 
+    def __init__(self):
+        super().__init__(length=5)  # where the episodes of all agents end
+
     def reset(self, seed=None, options=None):
         super().reset(seed, options)
+        self.leaves_after = dict.fromkeys(self.leaves_after, 99)
         if seed % 3 == 0 or seed == derive(3, "env", 0, 0):
             self._cumulative_rewards[self.agent_selection] = 1e6
             self.observe = lambda agent: None
@@ -205,10 +209,11 @@ def test_a_game_that_fails_in_a_reset_begins_with_the_next_episode():
         act = lambda t: choose(vector, fragments, vector.parts, t, rng)  # noqa: E731
         for of in test_turns.played(vector, fragments, act):
             assert of.total_reward < 100
+            assert of.num_steps == 5
         dropped += vector.dropped
         assert vector.lost_steps == 0
         assert max(float(fragment.reward.max()) for fragment in fragments) < 100
-    assert len(dropped) > 2
+    assert len(dropped) > 4
     for line in dropped:
         assert "episode" in line and "0 steps so far" in line and "with action" not in line
 
