@@ -187,7 +187,7 @@ def test_a_parallel_game_that_fails_is_dropped_and_made_anew(wrong):
 
 
 class BadReset(Table):
-    """Fails in the reset of episodes whose seed is a multiple of three, after it has paid."""
+    """Fails in the reset of every third episode, after it has paid, or in the third step."""
 
     def __init__(self):
         super().__init__(length=5)  # where the episodes of all agents end
@@ -195,11 +195,15 @@ class BadReset(Table):
     def reset(self, seed=None, options=None):
         super().reset(seed, options)
         self.leaves_after = dict.fromkeys(self.leaves_after, 99)
+        self.fails_in_step = seed % 3 == 1
         if seed % 3 == 0 or seed == derive(3, "env", 0, 0):
             self._cumulative_rewards[self.agent_selection] = 1e6
             self.observe = lambda agent: None
-        else:
-            self.__dict__.pop("observe", None)
+
+    def step(self, action):
+        if self.fails_in_step and self.moves == 2:
+            raise GameError
+        super().step(action)
 
 
 def test_a_game_that_fails_in_a_reset_begins_with_the_next_episode():
@@ -211,10 +215,12 @@ def test_a_game_that_fails_in_a_reset_begins_with_the_next_episode():
             assert of.total_reward < 100
             assert of.num_steps == 5
         dropped += vector.dropped
-        assert vector.lost_steps == 0
+        assert vector.lost_steps == sum("GameError" in line for line in vector.dropped)
         assert max(float(fragment.reward.max()) for fragment in fragments) < 100
-    assert len(dropped) > 4
-    for line in dropped:
+    in_reset = [line for line in dropped if "without the key" in line]
+    assert len(in_reset) > 4
+    assert len(dropped) > len(in_reset), "steps failed as well"
+    for line in in_reset:
         assert "episode" in line and "0 steps so far" in line and "with action" not in line
 
 
