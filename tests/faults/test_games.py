@@ -1,5 +1,6 @@
 """Faults of games of several agents: of a worker, of the game, and changes that reach it."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -37,13 +38,14 @@ def dying(base):
     class Dying(base):
         def __init__(self, once=""):
             super().__init__()
-            self.once, self.steps, self.learner = Path(once), 0, False
+            self.once, self.steps = once and Path(once), 0
 
         def step(self, action):
             self.steps += action is not None
-            if self.steps == 29 and self.once.is_dir() and not any(self.once.iterdir()):
-                (self.once / "died").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            if self.steps == 29 and self.once:
+                with contextlib.suppress(FileExistsError):  # the first of all
+                    self.once.touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
             return super().step(action)
 
     return Dying
@@ -57,7 +59,6 @@ DyingTable, DyingCamp = dying(Table), dying(Camp)
 )
 def test_a_worker_that_is_killed_in_a_game_makes_the_same_batches_again(tmp_path, game, base, lag):
     sizes = {"num_steps": 12, "num_envs": 6, "policies": {}, "lag": lag}
-    (tmp_path / "once").mkdir()
     said = []
     one = inline(plan_for(base, **sizes))
     plan = plan_for(game, kwargs={"once": str(tmp_path / "once")}, **sizes)
@@ -186,15 +187,23 @@ def test_a_parallel_game_that_fails_is_dropped_and_made_anew(wrong):
 
 
 class BadReset(Table):
-    """Fails in the reset of episodes whose seed is a multiple of three, after it has paid."""
+    """Fails in the reset of every third episode, after it has paid, or in the third step."""
+
+    def __init__(self):
+        super().__init__(length=5)  # where the episodes of all agents end
 
     def reset(self, seed=None, options=None):
         super().reset(seed, options)
+        self.leaves_after = dict.fromkeys(self.leaves_after, 99)
+        self.fails_in_step = seed % 3 == 1
         if seed % 3 == 0 or seed == derive(3, "env", 0, 0):
             self._cumulative_rewards[self.agent_selection] = 1e6
             self.observe = lambda agent: None
-        else:
-            self.__dict__.pop("observe", None)
+
+    def step(self, action):
+        if self.fails_in_step and self.moves == 2:
+            raise GameError
+        super().step(action)
 
 
 def test_a_game_that_fails_in_a_reset_begins_with_the_next_episode():
@@ -204,11 +213,14 @@ def test_a_game_that_fails_in_a_reset_begins_with_the_next_episode():
         act = lambda t: choose(vector, fragments, vector.parts, t, rng)  # noqa: E731
         for of in test_turns.played(vector, fragments, act):
             assert of.total_reward < 100
+            assert of.num_steps == 5
         dropped += vector.dropped
-        assert vector.lost_steps == 0
+        assert vector.lost_steps == sum("GameError" in line for line in vector.dropped)
         assert max(float(fragment.reward.max()) for fragment in fragments) < 100
-    assert len(dropped) > 2
-    for line in dropped:
+    in_reset = [line for line in dropped if "without the key" in line]
+    assert len(in_reset) > 4
+    assert len(dropped) > len(in_reset), "steps failed as well"
+    for line in in_reset:
         assert "episode" in line and "0 steps so far" in line and "with action" not in line
 
 

@@ -142,11 +142,11 @@ class Menu:
 GAMES = {
     "tag": {"env": TAG},
     "table": {"env": Table},
-    "connect four": {"env": connect_four.env},
     "kernel": {"env": KERNEL, "native": True, "kwargs": KERNEL_SIZE},
+    "menu": {"env": Menu},
+    "connect four": {"env": connect_four.env},
     "camp": {"env": Camp},
     "nests": {"env": Nests},
-    "menu": {"env": Menu},
 }
 IN_TURNS = ("table", "connect four")
 
@@ -158,7 +158,7 @@ def plan_of(game, **more):
 @repeats(
     ("game", "num_workers"),
     [(game, 2) for game in GAMES] + [(game, w) for game in GAMES for w in (1, 3)],
-    keep=len(GAMES),
+    keep=4,
 )
 def test_inline_equals_workers(game, num_workers):
     plan = plan_of(game, network=Network(normalize_obs=True))
@@ -178,7 +178,7 @@ def test_inline_equals_workers(game, num_workers):
     assert (seen["absent"] > 0) == (game not in ("tag", "kernel")), seen
 
 
-@repeats("game", ["table", "tag", "camp", "kernel", "connect four"], keep=2)
+@repeats("game", ["table", "tag", "camp", "kernel", "connect four"])
 def test_inline_equals_workers_at_lag_1(game):
     plan = plan_of(game, lag=1)
     for one, two in zip(
@@ -196,7 +196,7 @@ def test_inline_equals_workers_at_lag_1(game):
                     )
 
 
-@repeats("game", ["table", "tag", "connect four", "menu", "kernel"], keep=2)
+@repeats("game", ["table", "tag", "connect four", "menu", "kernel"])
 @repeats("num_workers", [2, 1])
 def test_acting_in_the_learner_s_process_makes_the_same_but_for_rounding(game, num_workers):
     plan = plan_of(game)
@@ -304,7 +304,7 @@ def test_two_ranks_learn_the_same(case):
 # Rung 6
 SETTINGS = {
     "num_envs": 4, "num_steps": 24, "envs_per_vector": 2, "seed": 5, "quiet": True,
-    "schedule_env_steps": 4 * 24 * 8, "check_ranks": 1,
+    "schedule_env_steps": 4 * 24 * 8, "check_ranks": 1, "lag": 0,
 }  # fmt: skip
 UPDATE = 4 * 24
 PPO = headrace.PPO(lr=3e-3, lr_schedule="linear", num_minibatches=2, num_epochs=2)
@@ -366,7 +366,7 @@ def assert_same_run(one, other):
         ("menu", PPO, 2), ("nests", PPO, 2), ("camp", PPO, 2), ("tag", DQN, 2),
         ("connect four", PPO, 2), ("menu", PPO, 0),
     ],
-    keep=4,
+    keep=3,
 )  # fmt: skip
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, capsys, game, algo, num_workers):
     """The whole run is inline; but kernel games are one vector there, and so another one."""
@@ -410,7 +410,7 @@ def test_games_in_turns_refuse_a_recurrent_core(tmp_path, game):
 
 
 @repeats(("algo", "game"), [("appo", "table"), ("impala", "tag"), ("impala", "connect four"),
-                            ("appo", "kernel"), ("appo", "camp")], keep=2)  # fmt: skip
+                            ("appo", "kernel"), ("appo", "camp")])  # fmt: skip
 def test_workers_that_never_stop_keep_the_ledger_and_resume(tmp_path, algo, game):
     given = arguments_of(game) | {"algo": algo, "num_workers": 2, "lag": 2}
     run = train(tmp_path / "run", updates=6, **given)
@@ -429,7 +429,7 @@ def test_transitions_in_the_replay_are_the_moves_of_a_game_in_turns():
     """Of short fragments, in which columns are cut off."""
     settings = resolve(
         {"env": "x:Game", "algo": "dqn", "num_envs": 4, "num_steps": 6, "envs_per_vector": 2,
-         "learning_starts": 10**5, "replay_size": 1000, "seed": 5, "num_workers": 0}
+         "learning_starts": 10**5, "replay_size": 10**5, "seed": 5, "num_workers": 0}
     )  # fmt: skip
     plan = plan_of("connect four", num_envs=4, num_steps=6, settings=settings)
     collector, learner = inline(plan), learner_for(settings, plan.spec)

@@ -14,7 +14,9 @@ from headrace.cli.main import _main
 from headrace.envs.factory import EnvMaker
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate
+from headrace.evaluation.scripted import ScriptedPolicy
 from headrace.evaluation.trained_policies import load_policies
+from headrace.leagues.players import Player
 from headrace.leagues.tournament import play_tournament, seatings
 from headrace.seeding import derive
 from headrace.spec import Agents
@@ -121,6 +123,21 @@ def test_the_same_seed_gives_the_same_table():
 
     assert table(seed=3) == table(seed=3)
     assert table(seed=3) != table(seed=4)
+
+
+def test_a_player_s_return_is_the_mean_over_its_agents():
+    (ones, same), maker, spec = meet(support.Roles, ones=always(1), same=always(1))
+    # a_0 does 2; a_1, a_2 and b_0 do 0: 2 / 3 against 1, and 0 against 1
+    shares = {"x": Agents(0, 1), "y": Agents(1, 3)}
+    policies = {
+        name: ScriptedPolicy(always(action), name, spec, maker().possible_agents)
+        for name, action in (("x", 2), ("y", 0))
+    }
+    result = play_tournament(
+        [Player("uneven", policies, shares), ones, same], maker, spec, episodes=4
+    )
+    assert games_of(result, "uneven", "ones") == (0, 0, 4)
+    assert result.games[0].mean_returns == pytest.approx((1 / 3, 1))
 
 
 @pytest.fixture(scope="module")

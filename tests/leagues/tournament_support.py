@@ -104,6 +104,15 @@ class Greatest5(Greatest):
     num_agents = 5
 
 
+class Roles(Greatest):
+    """Three agents of one role, and one of another."""
+
+    num_agents = 4
+
+    def __init__(self):
+        self.possible_agents = ["a_0", "a_1", "a_2", "b_0"]
+
+
 class Thirds(Scored):
     """All get the same, of which sums are rounded."""
 

@@ -188,13 +188,10 @@ class _VectorSnapshot:
             )
         i = column // self._plan.parts[-1].size
         if spec.num_agents > 1 or spec.interface in GAMES:
-            reset = (
-                f", or in a reset before it, of envs {self.env_id.tolist()}" if t and not i else ""
-            )
-            return (
-                f"in step {t + 1} of the fragment of env {self.env_id[i]} of {spec.id}{reset}; "
-                f"{worker}"
-            )
+            step = f"in step {t + 1} of the fragment of env {self.env_id[i]} of {spec.id}"
+            if t and not i:  # which games have ended is not written yet
+                step += f", or in the reset before it, of one of the envs {self.env_id.tolist()}"
+            return f"{step}; {worker}"
         ends = (fragment.terminated | fragment.truncated).numpy()
         if column == 0 and t and ends[t - 1].any():
             ended = " or ".join(map(str, self.env_id[ends[t - 1]]))

@@ -293,7 +293,9 @@ _FIELDS = {
 }
 
 
-def check_fields(method: str, result: Any, position: str, *, reward: bool = True) -> None:
+def check_fields(
+    method: str, result: Any, position: Callable[[], str], *, reward: bool = True
+) -> None:
     """Raise EnvError unless `result` is what Gymnasium's `reset` or `step` returns.
 
     `reward`: check that the reward is one number, and not one for each agent.
@@ -303,7 +305,7 @@ def check_fields(method: str, result: Any, position: str, *, reward: bool = True
         length = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise EnvError(
             f"{method} returned a {type(result).__name__}{length}; expected "
-            f"({', '.join(fields)}) ({position}).\n"
+            f"({', '.join(fields)}) ({position()}).\n"
             "Environments of Gym before 0.26 returned less: see "
             "https://gymnasium.farama.org/introduction/migration_guide/"
         )
@@ -311,11 +313,11 @@ def check_fields(method: str, result: Any, position: str, *, reward: bool = True
         check_reward(result[1], position)
 
 
-def check_reward(reward: Any, position: str) -> None:
+def check_reward(reward: Any, position: Callable[[], str]) -> None:
     """Raise EnvError unless a reward is a number, or an array or list of one number."""
     if reward is None or np.asarray(reward).size != 1:
         raise EnvError(
-            f"step returned the reward {reward!r}; expected one number ({position}).\n"
+            f"step returned the reward {reward!r}; expected one number ({position()}).\n"
             "If it has several parts, let a wrapper add them up, such as "
             "gymnasium.wrappers.TransformReward."
         )

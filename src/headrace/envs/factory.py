@@ -300,6 +300,6 @@ def _first_info(
     if in_turns:
         infos: Mapping[str, Any] = env.infos
         return infos
-    check_fields("reset", result, position)
+    check_fields("reset", result, lambda: position)
     info: Mapping[str, Any] = result[1]
     return info

@@ -85,7 +85,7 @@ class Game(ABC):
 def number(paid: Any, agent: Any, rows: GameRows) -> float:
     """Return an agent's reward, which may be an array or list of one number, or EnvError."""
     if hasattr(paid, "__len__") or paid is None:
-        check_reward(paid, f"agent {agent}, {rows.position()}")
+        check_reward(paid, lambda: f"agent {agent}, {rows.position()}")
         return float(np.asarray(paid).item())
     return paid  # type: ignore[no-any-return]
 

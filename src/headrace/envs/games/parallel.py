@@ -20,7 +20,7 @@ class ParallelGame(Game):
 
     def reset(self, seed: int | None, rows: GameRows) -> None:
         result = self.env.reset(seed=seed)
-        check_fields("reset", result, rows.position())
+        check_fields("reset", result, rows.position)
         obs, infos = result
         rows.alive[:] = False
         self._seen = {}
@@ -34,7 +34,7 @@ class ParallelGame(Game):
         before = self.present(rows)
         left = {i for i in before if not rows.alive[i]}  # and lingers in `agents`
         result = self.env.step({self.names[i]: actions[i] for i in before})
-        check_fields("step", result, rows.position(), reward=False)
+        check_fields("step", result, rows.position, reward=False)
         obs, reward, terminated, truncated, infos = result
         present = set(self.present(rows))
         self._seen = {}

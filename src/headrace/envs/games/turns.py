@@ -51,7 +51,7 @@ class TurnGame(Game):
                 rows.put(i, obs, info, ended=False)
                 self._put_state(i, self._state(rows), rows)
                 rows.acts[:] = False  # not before: until here, messages tell of the last move
-                rows.acts[i] = rows.alive[i] = True
+                rows.acts[i] = rows.alive[present] = True  # some may have joined
                 return
             rows.terminated[i], rows.truncated[i], rows.alive[i] = bool(ends), bool(cut), False
             if not ends and obs is not None:

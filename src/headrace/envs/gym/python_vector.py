@@ -168,7 +168,7 @@ class GymVector(SingleEnvs, HostVector):
         self.context.meter.lap("env_reset")
 
     def _check_result(self, method: str, i: int, result: Any) -> None:
-        check_fields(method, result, self._describe(i))
+        check_fields(method, result, lambda: self._describe(i))
         if misfit := self._reader.misfit(result[0]):
             raise EnvError(f"{method} returned {misfit} ({self._describe(i)}).")
 

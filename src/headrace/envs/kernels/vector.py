@@ -12,6 +12,7 @@ from headrace import batch
 from headrace.batch import Column, Fragment, Obs, each, plain
 from headrace.envs.api import Episode, Restored, VectorContext, env_error
 from headrace.envs.episodes import DeviceVector
+from headrace.envs.games.seats import MEMBER, SIDE
 from headrace.envs.kernels import compiler
 from headrace.envs.kernels.codegen import ROWS, ProgramSpec
 from headrace.envs.kernels.compiler import Target
@@ -199,7 +200,7 @@ class KernelVector(DeviceVector):
         tensors = self.world | {"so_far": self._buffers["episode_return"]}
         tensors["episode_step"] = tensors.pop("step")
         if self.seats is not None:
-            tensors |= {"seats.member": self.seats.member, "seats.side": self.seats.side}
+            tensors |= {MEMBER: self.seats.member, SIDE: self.seats.side}
         return tensors
 
     def _run(self, function: str, moment: str, *args: object) -> None:
