@@ -12,13 +12,14 @@ from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.envs.api import Episode
 from headrace.errors import CheckpointError, ConfigError, RunDirError
+from headrace.leagues import members
 from headrace.leagues.league import League
 from tests.distributed.ranks_support import on_ranks
 from tests.leagues.support import RPS
 from tests.leagues.test_seats import assert_frequent
 
 
-def league_of(folder, ranks=SINGLE_RANK, fails=(), **settings):
+def league_of(folder, ranks=SINGLE_RANK, fails=(), sends_data=False, **settings):
     """A league whose snapshots are empty directories."""
     taken = []
 
@@ -31,7 +32,7 @@ def league_of(folder, ranks=SINGLE_RANK, fails=(), **settings):
         return path
 
     settings = {"league": 4, "snapshot_every": 100, "league_members": ("one", "two")} | settings
-    league = League(RunConfig(env=RPS, **settings), folder, ranks, take)
+    league = League(RunConfig(env=RPS, **settings), folder, ranks, take, sends_data=sends_data)
     return league, taken
 
 
@@ -119,6 +120,20 @@ def test_the_pool_has_the_newest_snapshot_and_others(tmp_path):
     assert taken == [100 * k for k in range(40)]
     assert {0, 1} < seen  # those of other runs are among them, and most of the others
     assert len(seen) > 30
+
+
+def test_data_of_the_pool_and_of_the_one_before_go_with_it(tmp_path, monkeypatch):
+    """So that who was drawn in the last steps of a fragment can be loaded in the next one."""
+    monkeypatch.setattr(members, "packed", lambda directory: str(directory).encode())
+    league, _ = league_of(tmp_path, sends_data=True, league=2, league_members=("random",))
+    league.begin()
+    assert set(league.pool.data) == {1}
+    for k in range(1, 12):
+        before = league.pool
+        league.after_update([], 100 * k)
+        pool = league.pool
+        assert set(pool.data) == (set(pool.members) | set(before.members)) - {0}
+        assert all(data.decode() == pool.sources[i] for i, data in pool.data.items())
 
 
 def test_one_place_is_the_newest_snapshot_s(tmp_path):
@@ -229,10 +244,10 @@ def failing(ranks, folder):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_snapshot_that_cannot_be_written_ends_the_run_on_all_ranks(tmp_path, size):
-    for text, members in on_ranks(size, failing, tmp_path):
+    for text, active in on_ranks(size, failing, tmp_path):
         assert "after 200 env steps could not be written" in text
         assert "No space left on device.\nMake room, and go on from the last checkpoint." in text
-        assert members == (0, 1, 2, 3)
+        assert active == (0, 1, 2, 3)
 
 
 RPS_LEAGUE = {"env": RPS, "league": 3}

@@ -12,7 +12,7 @@ from headrace.envs.factory import EnvMaker, env_spec
 from headrace.envs.seats import Pool
 from headrace.errors import CheckpointError
 from headrace.leagues.league import FOLDER
-from headrace.leagues.members import MemberLoader, packed
+from headrace.leagues.members import MemberLoader, packed, with_policies
 from headrace.storage import checkpoint
 from tests.leagues.support import RPS, LargePack, Pack, Takes
 
@@ -104,6 +104,8 @@ def test_policies_that_travel_as_data_are_the_same(tmp_path, others):
             assert there[side].network == here[side].network
         with pytest.raises(CheckpointError, match="There is no directory"):
             loader(Pool((1,), (1.0,), 0.0, ("random", gone)), 1)
+        bare = Pool((0, 1), (1.0, 1.0), 0.0, ("random", str(source)))
+        assert with_policies(bare, [0, 1]).data == pool.data  # who is random needs none
 
 
 def record_of(run):

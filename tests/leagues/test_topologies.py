@@ -3,18 +3,29 @@
 import itertools
 import os
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
 from headrace.batch import Fragment, each
+from headrace.collectors.api import LeaguePlan
 from headrace.collectors.device import DeviceCollector
 from headrace.envs.seats import LATEST, Pool
 from headrace.meter import Meter
 from tests.ladder.test_collect import equal, finals
-from tests.leagues.support import GRID, POOL, RPS, SMALL_GRID, Takes, Trio, copied, league_plan
+from tests.leagues.support import (
+    GRID,
+    POOL,
+    RPS,
+    SMALL_GRID,
+    Strangers,
+    Takes,
+    Trio,
+    copied,
+    league_plan,
+)
 from tests.marks import repeats
 from tests.support import inline, never, policies_for, workers
 
@@ -41,7 +52,7 @@ def on_device(plan, state=None):
     return DeviceCollector(plan, torch.device("cpu"), Meter(), never, state)
 
 
-def played(collector, plan, batches, disturb=lambda k: None, first=0):
+def played(collector, plan, batches, disturb=lambda k: None, first=0, pools=POOLS):
     """What the loop does, with other weights and another pool after each batch."""
     collector.publish(policies_for(plan, seed=first), first)
     for k in range(first, first + batches):
@@ -50,7 +61,7 @@ def played(collector, plan, batches, disturb=lambda k: None, first=0):
         collector.release_batch(more=k + 1 < first + batches)
         disturb(k)
         collector.publish(policies_for(plan, seed=k + 1), k + 1)
-        collector.set_pool(POOLS[(k + 1) % 3])
+        collector.set_pool(pools[(k + 1) % 3])
     collector.halt()
     collector.close()
 
@@ -182,6 +193,58 @@ def test_restored_in_the_middle_of_episodes_it_goes_on_to_the_bit(kind, game):
         assert restored.restored.new_episode == 0
         rest = list(played(restored, plan_now, 12 - stop, first=stop))
         assert_same_batches(whole[stop:], rest)
+
+
+@dataclass(frozen=True)
+class FromData:
+    """A `LoadMember` on a machine that sees no directories."""
+
+    load: Strangers
+
+    def __call__(self, pool, member):
+        assert pool.data[member] == bytes([member]), "no policy has come with the pool"
+        return self.load(pool, member)
+
+
+def with_data(pool, members):
+    """What `with_policies` does with real ones."""
+    return replace(pool, data=pool.data | {member: bytes([member]) for member in members})
+
+
+@pytest.mark.parametrize("game", ["in turns", "kernel, two policies"])
+def test_workers_that_see_no_directory_get_the_policies_of_those_who_play(game):
+    """Of the pool, and where a worker begins also of those who are in it no more."""
+    env, kwargs = GAMES[game]
+    plan = league_plan(env, POOLS[0], kwargs=kwargs, num_envs=4, envs_per_vector=2, num_steps=3)
+    whole = list(played(inline(plan), plan, 9))
+    load = FromData(plan.league.load)
+    # Each has the policies of the pool before it, too, as those of a run
+    pools = [with_data(pool, POOLS[k - 1].members + pool.members) for k, pool in enumerate(POOLS)]
+    league = LeaguePlan(4, load, pools[0], with_data)
+    state, told, restarted = {}, [], []
+    for begin in (0, 4):
+        # As a run's: the first pool is that of its last checkpoint
+        plan_now = replace(plan, league=replace(league, pool=pools[begin % 3]))
+        collector = workers(plan_now, 2, state=state, say=told.append)
+
+        def disturb(k, collector=collector):
+            if k in (2, 6):
+                os.kill(pid_of(collector, k // 4), signal.SIGKILL)
+                members = [a for n, a in collector.state().items() if n.endswith("seats.member")]
+                outside = set(np.concatenate(members).tolist()) - {LATEST}
+                restarted.append(outside - set(pools[(k + 1) % 3].members))
+
+        batches = played(collector, plan, 9 - begin, disturb, first=begin, pools=pools)
+        for k, batch in enumerate(batches, begin):
+            assert_same_batches([whole[k]], [batch])
+            if begin == 0 and k == 3:
+                collector.release_batch(more=False)
+                state = {name: np.array(array) for name, array in collector.state().items()}
+                batches.close()
+                collector.close()
+                break
+    assert len(told) == 2
+    assert all(restarted), restarted
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,7 @@
 """The interface between the training loop and the collectors."""
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -39,11 +39,14 @@ class LeaguePlan:
         size: members of a pool, at most.
         load: loads a member.
         pool: that a run begins with, or goes on with.
+        pack: returns a pool that has the policies of these members as data, too, for machines that
+            may not see their directories; None: all see them.
     """
 
     size: int
     load: LoadMember
     pool: Pool
+    pack: Callable[[Pool, Iterable[int]], Pool] | None = None
 
 
 @dataclass(frozen=True)

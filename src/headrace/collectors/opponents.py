@@ -3,7 +3,7 @@
 Left out: who is drawn (`envs/seats.py`), and how a member is loaded (`leagues/members.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +54,12 @@ class Opponents:
             if vector.seats is not None:
                 kept |= vector.seats.in_use()
         self._acts = {member: acts for member, acts in self._acts.items() if member in kept}
+
+    def prepare(self, vectors: Iterable[VectorEnv]) -> None:
+        """Load the members that play in episodes under way."""
+        for vector in vectors:
+            for member in () if vector.seats is None else vector.seats.in_use():
+                self._act_of(member)
 
     def begin(
         self, vector: VectorEnv, i: int, fragment: Fragment, noise: Tensor

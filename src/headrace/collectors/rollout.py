@@ -290,6 +290,8 @@ class RolloutWorker:
             elif begin_after:
                 vector.change(changes)
                 restored.add(vector.start_after(begin_after))
+        if self._opponents is not None:  # later pools may not have the policies of all of them
+            self._opponents.prepare(self._vectors.values())
         return restored
 
     def states(self) -> dict[int, dict[str, Array]]:

@@ -28,6 +28,7 @@ from headrace.collectors.backends.processes import ProcessBackend
 from headrace.collectors.rollout import RolloutResult
 from headrace.collectors.supervisor import Supervisor
 from headrace.collectors.vector_collector import VectorCollector
+from headrace.envs.seats import LATEST, MEMBER, Pool
 from headrace.errors import WorkerError
 from headrace.meter import Timings
 from headrace.models.policy import Policy
@@ -183,10 +184,19 @@ class WorkerPool(VectorCollector):
         vectors, snapshots = worker.vectors, self._snapshots
         state = {} if anew else snapshots.state(vectors)
         begin_after = snapshots.steps(vectors) + anew
-        changes, pool = self._env_changes, self._pool
+        changes, pool = self._env_changes, self._pool_of(state)
         worker.start(
             WorkerSetup(worker.name, generation, vectors, state, begin_after, changes, pool)
         )
+
+    def _pool_of(self, state: Mapping[str, Array]) -> Pool | None:
+        """Return the pool; if policies travel, with those of who plays in episodes of `state`."""
+        pool, league = self._pool, self._plan.league
+        if pool is None or league is None or league.pack is None:
+            return pool
+        seats = (array for name, array in state.items() if name.endswith(MEMBER))
+        playing = {int(member) for array in seats for member in array}
+        return league.pack(pool, playing - {LATEST})
 
     def _receive(self, worker: WorkerHandle, message: Message) -> None:
         i, supervisor = worker.index, self._supervisor

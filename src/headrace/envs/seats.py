@@ -17,6 +17,8 @@ from headrace.device_seeding import league_draws as draws_on_device
 from headrace.seeding import league_draws
 from headrace.spec import Agents, Array
 
+MEMBER, SIDE = "seats.member", "seats.side"
+"""In a vector's state: two attributes of its `Seats`."""
 LATEST = -1
 """In place of a member: the learned policies, with their newest weights."""
 

@@ -18,7 +18,7 @@ from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
 from headrace.envs.seats import Pool
 from headrace.errors import CheckpointError, RunDirError
-from headrace.leagues.members import RANDOM, packed
+from headrace.leagues.members import with_policies
 from headrace.seeding import derive
 from headrace.storage.checkpoint import Section
 
@@ -96,8 +96,12 @@ class League:
             members = tuple(record.active)
             weights = tuple(self._weight(record.members[i]) for i in members)
             sources = tuple(map(self._path, record.members))
-            data = self._data_of(members) if self._sends_data else {}
-            self._pool = Pool(members, weights, self._run.latest_ratio, sources, data)
+            pool = Pool(members, weights, self._run.latest_ratio, sources, self._data)
+            if self._sends_data:
+                pool = with_policies(pool, members)
+                # Who was drawn in the last steps of a fragment is loaded in the next one.
+                self._data = {i: data for i, data in pool.data.items() if i in members}
+            self._pool = pool
         return self._pool
 
     def begin(self) -> None:
@@ -195,14 +199,3 @@ class League:
         change = _K * (score - expected)
         record.rating += change
         member.rating -= change
-
-    def _data_of(self, members: Sequence[int]) -> dict[int, bytes]:
-        """Return the policies of members, and of those that were in the last pool."""
-        kept = {i: data for i, data in self._data.items() if i in members}
-        before = self._data
-        for i in members:
-            member = self._record.members[i]
-            if member.source != RANDOM and i not in kept:
-                kept[i] = packed(Path(self._path(member)))
-        self._data = kept
-        return before | kept

@@ -6,8 +6,8 @@ Left out: who of them is drawn (`league.py`), and how they act (`collectors/oppo
 import io
 import tarfile
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.collectors.opponents import MemberPolicy
@@ -100,6 +100,13 @@ def _member(policy: TrainedPolicy, spec: EnvSpec, source: str) -> MemberPolicy:
             "Name a run that was trained without --core."
         )
     return MemberPolicy(policy.spec, policy.network, policy.module.requires_grad_(False))
+
+
+def with_policies(pool: Pool, members: Iterable[int]) -> Pool:
+    """Return the pool with the policies of these members as data, too."""
+    missing = [i for i in members if i not in pool.data and pool.sources[i] != RANDOM]
+    data = {i: packed(Path(pool.sources[i])) for i in missing}
+    return replace(pool, data=pool.data | data)
 
 
 def packed(directory: Path) -> bytes:

@@ -32,7 +32,7 @@ from headrace.envs.changes import Changes
 from headrace.envs.goal_reward import goal_reward
 from headrace.errors import EnvError
 from headrace.leagues.league import FOLDER, League
-from headrace.leagues.members import MemberLoader
+from headrace.leagues.members import MemberLoader, with_policies
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.fast_paths import ACTING, choose, describe_choice
@@ -271,7 +271,8 @@ def _league_plan(job: Job, league: League | None) -> LeaguePlan | None:
     load = MemberLoader(sides, job.model, job.settings.algorithm)
     for source in job.settings.run.league_members:
         load.load(source)  # what cannot play is refused before the run begins
-    return LeaguePlan(job.settings.run.league, load, league.pool)
+    pack = with_policies if job.settings.run.cluster else None
+    return LeaguePlan(job.settings.run.league, load, league.pool, pack)
 
 
 def sampling_plan(

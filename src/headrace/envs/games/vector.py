@@ -20,7 +20,7 @@ from headrace.envs.games.moves import KeptMoves, pack
 from headrace.envs.games.parallel import ParallelGame
 from headrace.envs.games.rows import AgentRows
 from headrace.envs.games.turns import TurnGame
-from headrace.envs.seats import LATEST, score
+from headrace.envs.seats import LATEST, MEMBER, SIDE, score
 from headrace.envs.single_envs import SingleEnvs
 from headrace.errors import EnvError, UsageError
 from headrace.spec import Array
@@ -152,8 +152,8 @@ class GameVector(SingleEnvs):
                 moves = kept.state(len(self._games))
                 state |= {f"moves.{p}.{name}": array for name, array in moves.items()}
         if self.seats is not None:
-            state |= {"seats.member": self.seats.member.numpy().copy()}
-            state |= {"seats.side": self.seats.side.numpy().copy()}
+            state |= {MEMBER: self.seats.member.numpy().copy()}
+            state |= {SIDE: self.seats.side.numpy().copy()}
         return state | self._env_states()
 
     def restore(self, state: dict[str, Array]) -> Restored:
@@ -163,8 +163,8 @@ class GameVector(SingleEnvs):
             getattr(self, f"_{name}")[:] = state[name]
         self._alive[:], self._acts[:] = state["alive"], state["acts"]
         if self.seats is not None:
-            self.seats.member.copy_(torch.from_numpy(state["seats.member"]))
-            self.seats.side.copy_(torch.from_numpy(state["seats.side"]))
+            self.seats.member.copy_(torch.from_numpy(state[MEMBER]))
+            self.seats.side.copy_(torch.from_numpy(state[SIDE]))
             self.seats.version += 1
         for p, (rows, kept) in enumerate(zip(self._rows, self._kept, strict=True)):
             for key, array in rows.leaves.items():

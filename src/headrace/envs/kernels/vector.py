@@ -15,6 +15,7 @@ from headrace.envs.kernels import compiler
 from headrace.envs.kernels.codegen import ROWS, ProgramSpec
 from headrace.envs.kernels.compiler import Target
 from headrace.envs.kernels.env import KernelEnv
+from headrace.envs.seats import MEMBER, SIDE
 from headrace.seeding import derive
 from headrace.spec import ActionCodec, Array, EnvSpec
 
@@ -183,7 +184,7 @@ class KernelVector(DeviceVector):
         tensors = self.world | {"so_far": self._buffers["episode_return"]}
         tensors["episode_step"] = tensors.pop("step")
         if self.seats is not None:
-            tensors |= {"seats.member": self.seats.member, "seats.side": self.seats.side}
+            tensors |= {MEMBER: self.seats.member, SIDE: self.seats.side}
         return tensors
 
     def _run(self, function: str, moment: str, *args: object) -> None:
