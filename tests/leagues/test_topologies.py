@@ -218,8 +218,8 @@ def test_workers_that_see_no_directory_get_the_policies_of_those_who_play(game):
     plan = league_plan(env, POOLS[0], kwargs=kwargs, num_envs=4, envs_per_vector=2, num_steps=3)
     whole = list(played(inline(plan), plan, 9))
     load = FromData(plan.league.load)
-    # As a league's pools: who was drawn in the last steps of a fragment is loaded in the next one.
-    pools = [with_data(POOLS[k], (*POOLS[k].members, *POOLS[k - 1].members)) for k in range(3)]
+    # Each has the policies of the pool before it, too, as those of a run
+    pools = [with_data(pool, POOLS[k - 1].members + pool.members) for k, pool in enumerate(POOLS)]
     league = LeaguePlan(4, load, pools[0], with_data)
     state, told, restarted = {}, [], []
     for begin in (0, 4):
