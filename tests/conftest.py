@@ -39,9 +39,16 @@ _GUARD = pytest.StashKey[subprocess.Popen]()
 SLOW = re.compile(r"tests/(training/ray|faults|distributed|ladder|collectors|tools/(auto|prof))")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
-    """Begin with what takes long, so that at the end no process waits long for another."""
+    """Begin with what takes long, so that at the end no process waits long for another.
+
+    What repeats a repeat is `slow`: a later case of two `repeats`, or of a test that is `more`.
+    """
     items.sort(key=lambda item: not SLOW.match(item.nodeid))
+    for item in items:
+        if len(list(item.iter_markers("more"))) > 1:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

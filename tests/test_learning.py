@@ -163,7 +163,7 @@ def test_cartpole(tmp_path, algo, at_least, greedy):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@repeats("core", ["lstm", "none", "gru"], keep=2)
 def test_recall_takes_a_memory(tmp_path, core):
     """Four seeds of each core gave 1.0. At a rate of 1e-2 seeds fail by chance."""
     run = headrace.train(

@@ -226,7 +226,7 @@ def test_metrics_show_how_much_is_stored_and_how_old_it_is_that_is_learned_from(
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("algo", [DQN(n_step=3), PQN(), DQN(n_step=1)], ids=["3", "pqn", "1"])
+@repeats("algo", [PQN(), DQN(n_step=1), DQN(n_step=3)], ids=["pqn", "1", "3"], keep=2)
 def test_time_limits_are_no_terminal_states(tmp_path, algo):
     """Reward 1 per step for ever, cut off every 5 steps: Q is 1 / (1 - 0.8) = 5 all the same."""
 

@@ -129,7 +129,7 @@ class Recall(gym.Env):
 CORE = {"core": "gru", "core_size": 16, "hidden_sizes": (32,), "num_workers": 0, "quiet": True}
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_recurrent_core_remembers_what_it_saw(tmp_path):
     run = headrace.train(
         Recall, algo="sac", run_dir=tmp_path / "run", total_env_steps=5_000, learning_starts=500,

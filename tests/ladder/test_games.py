@@ -157,8 +157,9 @@ def plan_of(game, **more):
 
 @repeats(
     ("game", "num_workers"),
-    [(game, 2) for game in GAMES] + [(game, w) for game in GAMES for w in (1, 3)],
+    [(game, w) for w in (2, 3, 1) for game in GAMES],
     keep=4,
+    few=len(GAMES) + 2,
 )
 def test_inline_equals_workers(game, num_workers):
     plan = plan_of(game, network=Network(normalize_obs=True))
@@ -178,7 +179,7 @@ def test_inline_equals_workers(game, num_workers):
     assert (seen["absent"] > 0) == (game not in ("tag", "kernel")), seen
 
 
-@repeats("game", ["table", "tag", "camp", "kernel", "connect four"])
+@repeats("game", ["table", "tag", "camp", "kernel", "connect four"], few=4)
 def test_inline_equals_workers_at_lag_1(game):
     plan = plan_of(game, lag=1)
     for one, two in zip(
@@ -244,9 +245,7 @@ N, T, UPDATES = 8, 24, 3
 LEARN = {
     ("ppo", "tag"): {"lr": 1e-3, "num_epochs": 2, "num_minibatches": 4},
     ("ppo", "table"): {"lr": 1e-3, "num_epochs": 2, "num_minibatches": 4, "ent_coef": 0.01},
-    ("a2c", "connect four"): {},
     ("ppo", "kernel"): {"num_epochs": 2, "num_minibatches": 4},
-    ("impala", "table"): {},
     ("ppo", "camp"): {"core": "lstm", "core_size": 8, "num_minibatches": 4},
     ("dqn", "connect four"): {
         "lr": 1e-3, "learning_starts": 100, "batch_size": 12, "replay_ratio": 0.1, "n_step": 2,
@@ -256,6 +255,8 @@ LEARN = {
         "lr": 1e-3, "learning_starts": 100, "batch_size": 12, "replay_ratio": 0.1,
         "replay_size": 400, "target_update_interval": 7, "num_workers": 0, "priority_alpha": 0.6,
     },
+    ("a2c", "connect four"): {},
+    ("impala", "table"): {},
 }  # fmt: skip
 FEW = (("ppo", "tag"), ("ppo", "table"))
 
@@ -295,7 +296,7 @@ def learned(size, cases):
     return on_ranks(size, partial(learn_all, learn_one=learn, cases=cases))
 
 
-@repeats("case", LEARN, keep=len(FEW), ids="-".join)
+@repeats("case", LEARN, keep=len(FEW), few=5, ids="-".join)
 def test_two_ranks_learn_the_same(case):
     one, two = (learned(size, FEW if case in FEW else (case,)) for size in (1, 2))
     assert_same_learned(one[0][case], [rank[case] for rank in two], 1e-9)
@@ -367,6 +368,7 @@ def assert_same_run(one, other):
         ("connect four", PPO, 2), ("menu", PPO, 0),
     ],
     keep=3,
+    few=10,
 )  # fmt: skip
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, capsys, game, algo, num_workers):
     """The whole run is inline; but kernel games are one vector there, and so another one."""

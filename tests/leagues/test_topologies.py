@@ -79,11 +79,14 @@ def assert_same_batches(one, other):
             equal(a, b)
 
 
-SOME = [("in turns", 0, 2), ("at once", 1, 3)]
-ALL = itertools.product(GAMES, (0, 1), (1, 2, 3))
+SOME = [
+    ("in turns", 0, 2), ("at once", 1, 3), ("kernel, two policies", 1, 3),
+    ("kernel, one policy", 0, 1), ("in turns", 1, 1), ("at once", 0, 1),
+]  # fmt: skip
+ALL = [*SOME, *(of for of in itertools.product(GAMES, (0, 1), (1, 2, 3)) if of not in SOME)]
 
 
-@repeats(("game", "lag", "num_workers"), [*SOME, *(of for of in ALL if of not in SOME)], keep=2)
+@repeats(("game", "lag", "num_workers"), ALL, keep=2, few=len(SOME))
 def test_inline_equals_workers(game, lag, num_workers):
     plan = plan_of(game, lag)
     expected = list(played(inline(plan), plan, 9))

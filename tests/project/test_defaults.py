@@ -11,7 +11,7 @@ from benchmarks.defaults.page import Figures, beats, keeps_up, render
 from headrace.config import resolve
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_run_has_no_preset_is_kept_and_is_repeated_only_if_something_changed(tmp_path, capsys):
     def bench():
         words = ["--part", "appo", "--only", "CartPole", "--seeds", "1", "--at-once", "1"]

@@ -33,7 +33,7 @@ def seed(number, mean_return, **more):
     }
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_run_that_is_cut_and_resumed_gives_the_same_as_one_that_is_not(tmp_path):
     args, processes = argparse.Namespace(**ARGS), runs.Processes()
     folders, uncut = runs.trial(tmp_path / "cut"), runs.trial(tmp_path / "uncut")

@@ -48,7 +48,7 @@ def test_catch_is_equal_compiled_and_interpreted(target):
     assert_equal(played(Catch(), 4, 12, target), played(Catch(), 4, 12, "python"))
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_ppo_learns_catch(tmp_path):
     run = headrace.train(
         Catch, num_envs=256, num_steps=32, total_env_steps=300_000, lr=1e-3, seed=1, quiet=True,

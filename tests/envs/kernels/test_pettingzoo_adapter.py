@@ -29,7 +29,7 @@ GAMES = [
 
 
 @repeats("game", GAMES, keep=3)
-@pytest.mark.parametrize("compiled", [False, True])
+@repeats("compiled", [False, True])
 def test_pettingzoo_s_checker_passes(game, compiled):
     """Each of its warnings is an error here: agents that die early are told of, and no others."""
     parallel_api_test(KernelParallelEnv(game, compiled=compiled), num_cycles=200)
