@@ -68,9 +68,14 @@ def about(name, flags, **more):
     }
 
 
+def path_of(name, flags):
+    """The results' file of a part."""
+    return ROOT / (flags.output or RESULTS / f"{name}.json")
+
+
 def save(result, flags):
     """Write the results so far; the file."""
-    path = ROOT / (flags.output or RESULTS / f"{result['benchmark']}.json")
+    path = path_of(result["benchmark"], flags)
     write_whole(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
 

@@ -229,9 +229,30 @@ def test_a_peer_that_is_not_installed_is_said_to_be_missing(tmp_path, monkeypatc
     whole = {"eval_return": -20.0, "env_steps": 100, "env_steps_per_s": 3.0}
     result = {"forms": {"A": [whole, whole], "B": [whole, found]}, "episodes": 5}
     lines = spread.tables(result | {"random": {"eval_return": -30.0}}).splitlines()
-    assert "| A | -20.00 | -20.00, -20.00 | 100 | 3 |" in lines
-    assert f"| B | {found['failed']} | - | - | - |" in lines
-    assert "| random actions | -30.00 | - | - | - |" in lines
+    assert "| A | -20.00 | -20.00, -20.00 | 100 |" in lines
+    assert f"| B | {found['failed']} | - | - |" in lines
+    assert "| random actions | -30.00 | - | - |" in lines
+
+
+def test_what_was_stopped_goes_on_with_the_runs_that_are_missing(tmp_path, monkeypatch):
+    made = []
+
+    def run(form, seed):
+        made.append((form, seed))
+        return {"seed": seed, "eval_return": -20.0 - seed, "env_steps": 100}
+
+    monkeypatch.setattr(spread, "ours", lambda form, seed, *_: run(form, seed))
+    monkeypatch.setattr(spread, "theirs", lambda seed, *_: run(spread.RLLIB, seed))
+    words = ["spread", "--output", tmp_path / "found.json", "--share", 0.01]
+    assert call(monkeypatch, *words, "--seeds", 2) == 0
+    assert len(made) == 6
+    assert call(monkeypatch, *words, "--seeds", 3, "--go-on") == 0
+    forms = [*spread.FORMS, spread.RLLIB]
+    assert sorted(made[6:]) == sorted((form, 2) for form in forms)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [[each["seed"] for each in found["forms"][form]] for form in forms] == [[0, 1, 2]] * 3
+    assert call(monkeypatch, *words, "--seeds", 1) == 0
+    assert len(made) == 12
 
 
 def test_the_table_of_the_classics_has_each_seat():
