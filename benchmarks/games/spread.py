@@ -3,9 +3,9 @@
 Three agents share a policy and are to cover three landmarks; the settings are those of `speed.py`
 (24 games × 64 steps, 4 epochs of 4 minibatches, 2 × 64 tanh, lr 7e-4, entropy bonus 0.01) for all:
 Headrace's PPO; the same with `--critic shared`, whose critic sees the state of the game; RLlib's
-PPO (`peers/rllib_games.py`). Three seeds, 1,000,000 env steps each; Headrace in one process, as many
-runs at a time as there are cores, RLlib with two env runners. How fast they are is in `speed.py`.
-Then 100 games by the newest policy, always its likeliest action: the figure is the undiscounted
+PPO (`peers/rllib_games.py`). Three seeds, 1,000,000 env steps each; Headrace in one process, as
+many runs at a time as there are cores, RLlib with two env runners. How fast they are is in
+`speed.py`. Then 100 games by the newest policy, always its likeliest action: the figure is the undiscounted
 return of a game (25 steps), in the mean over its three agents and over the games. Beside it is the
 same of random actions.
 
@@ -16,6 +16,7 @@ runs that the results' file has.
 
 import json
 import threading
+from functools import partial
 
 import numpy as np
 
@@ -120,11 +121,11 @@ def main(flags, parser):
 
     seeds = range(flags.seeds)
     runs.side_by_side(
-        lambda of: add(*of, lambda: ours(*of, env_steps, episodes, folder)),
+        lambda of: add(*of, partial(ours, *of, env_steps, episodes, folder)),
         [(form, seed) for seed in seeds for form in FORMS],
     )
     for seed in seeds:
-        add(RLLIB, seed, lambda: theirs(seed, env_steps, episodes, flags.rllib_limit_s))
+        add(RLLIB, seed, partial(theirs, seed, env_steps, episodes, flags.rllib_limit_s))
     runs.write(result, tables, flags)
     return int(any("failed" in each for of in result["forms"].values() for each in of))
 
