@@ -5,9 +5,9 @@ Three agents share a policy and are to cover three landmarks; the settings are t
 Headrace's PPO; the same with `--critic shared`, whose critic sees the state of the game; RLlib's
 PPO (`peers/rllib_games.py`). Three seeds, 1,000,000 env steps each; Headrace in one process, as
 many runs at a time as there are cores, RLlib with two env runners. How fast they are is in
-`speed.py`. Then 100 games by the newest policy, always its likeliest action: the figure is the undiscounted
-return of a game (25 steps), in the mean over its three agents and over the games. Beside it is the
-same of random actions.
+`speed.py`. Then 100 games by the newest policy, always its likeliest action: the figure is the
+undiscounted return of a game (25 steps), in the mean over its three agents and over the games.
+Beside it is the same of random actions.
 
 RLlib may be given a limit of seconds (`--rllib-limit-s`): a run then ends with the update that ends
 later, and the table has the env steps that it made. All of it takes two hours; `--go-on` keeps the
