@@ -29,7 +29,7 @@ from benchmarks import (
     topology,
     uneven,
 )
-from benchmarks.games import classic, matrix, speed, spread, taggers
+from benchmarks.games import classic, league, matrix, speed, spread, taggers
 from benchmarks.harness.machine import RESULTS, ROOT
 from benchmarks.harness.turns import number, why_not
 from benchmarks.tune import cartpole as tune_cartpole
@@ -65,6 +65,7 @@ WHOLE = {
     "parallel": "docs/sac.md",
     "continuous": "docs/sac.md",
     speed.NAME: "docs/environments.md",
+    league.NAME: "docs/leagues.md",
 }
 """Comparisons whose tables of all contestants stand in such a page."""
 HEADLINES = {

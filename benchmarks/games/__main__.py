@@ -1,6 +1,7 @@
 """Figures of games of several agents: how fast they train, and what is learned.
 
-    python -m benchmarks.games speed    # env steps/s, beside RLlib; what a league costs
+    python -m benchmarks.games speed    # env steps/s, beside RLlib; games that sleep
+    python -m benchmarks.games league   # what a league costs
     python -m benchmarks.games classic  # tic-tac-toe and connect four: random and perfect opponents
     python -m benchmarks.games matrix   # rock-paper-scissors: how far from equilibrium
     python -m benchmarks.games taggers  # taggers of a league, and runners that they have not met
@@ -15,9 +16,12 @@ all of it, to see it work; its result is in runs/games/ alone. `PART --help` has
 import argparse
 import sys
 
-from benchmarks.games import classic, matrix, runs, speed, spread, taggers
+from benchmarks.games import classic, league, matrix, runs, speed, spread, taggers
 
-PARTS = {"speed": speed, "classic": classic, "matrix": matrix, "taggers": taggers, "spread": spread}
+PARTS = {
+    part.__name__.rpartition(".")[2]: part
+    for part in (speed, league, classic, matrix, taggers, spread)
+}
 
 
 def main():

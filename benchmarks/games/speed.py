@@ -16,22 +16,13 @@ larger one.
 Then 24 games of three agents that sleep (`peers/uneven_game.py`), with a worker for each, as in
 `uneven.py`: the limit is 24 / measured mean of step and reset, and Headrace learns meanwhile, at
 lag 0 and asynchronously (APPO, lag 2).
-
-Then what a league costs: headrace/TagContinuous-v0 with the settings of `tag.py`, with `--league 8`
-and without, on one learner and on two. A run takes 40 snapshots, so 8 are in play for four fifths
-of it. "agent steps/s" are env steps/s × 110 agents: the rows that members play count as well, since
-the world steps them and a network acts in them, though nothing is learned from them. "learned from"
-is the share of these rows that is learned from: without a league those of agents that were tagged
-are missing, with one those of members too.
 """
 
 from benchmarks import uneven
 from benchmarks.harness import contestants, turns
-from benchmarks.harness.machine import cores
 from benchmarks.harness.one_turn import Work
 from benchmarks.peers.step_times import DISTRIBUTIONS
 from benchmarks.peers.works import SETTINGS
-from benchmarks.tag import GAMES
 
 NAME = "games_speed"
 TURNS = 3
@@ -41,14 +32,10 @@ LEAST_ENV_STEPS = 3_072
 """Whole batches of all contestants, and two updates or more."""
 LIMIT_S = 900.0
 UNEVEN, UNEVEN_UPDATES = ("gaussian50", "stalls"), 24
-LEAGUE_ENV_STEPS = 40_000
-LEAGUE = ("--league", "8")
 RUNNERS = 2
 TITLES = {"spread": "PPO training, simple_spread", "tag": "PPO training, simple_tag"}
 NO_FLAGS, INLINE = "Headrace, no flags", "Headrace, inline"
 WORKERS, RLLIB = f"Headrace, {RUNNERS} workers", f"RLlib, {RUNNERS} env runners"
-TAG = GAMES[1]
-AGENTS = TAG.kwargs["num_taggers"] + TAG.kwargs["num_runners"]
 
 
 def whole(env_steps, share, least):
@@ -102,48 +89,10 @@ def sleeping(distribution, share):
     )
 
 
-def agent_steps(result):
-    """Per second, of all agents: those that members play, and those that were tagged, too."""
-    return result["env_steps_per_s"] * AGENTS
-
-
-def learned_from(result):
-    """The share of all agents' steps."""
-    return result["agent_steps"] / (result["env_steps"] * AGENTS)
-
-
-def league(share):
-    """TagContinuous, with a league and without."""
-    env_steps = whole(LEAGUE_ENV_STEPS, share, 1000)
-    flags = [TAG.env, *TAG.flags, "--device", "cpu", "--learner-threads", "1"]
-    flags += ["--total-env-steps", str(env_steps), "--num-workers", "0"]
-    kwargs = ["--env-kwargs", *(f"{key}={value}" for key, value in TAG.kwargs.items())]
-    found, ratios = [], {}
-    for learners in dict.fromkeys((1, cores())):
-        name = f"{learners} learner{'s' if learners > 1 else ''}"
-        sizes = ["--num-learners", str(learners)]
-        pair = f"{name}, without a league", f"{name}, a league of 8"
-        found += [
-            contestants.headrace(pair[0], [*flags, *sizes, *kwargs]),
-            contestants.headrace(pair[1], [*flags, *sizes, *LEAGUE, *kwargs]),
-        ]
-        ratios[f"with a league / without, {name}"] = pair[::-1]
-    return turns.Comparison(
-        "PPO training, headrace/TagContinuous-v0, 110 agents",
-        found,
-        Work(env_steps, limit_s=LIMIT_S),
-        also={"agent steps/s": agent_steps, "learned from": learned_from},
-        ratios=ratios,
-    )
-
-
 def comparisons(share=1.0):
     """All tables."""
-    return [
-        *(mpe(work, share) for work in TITLES),
-        *(sleeping(distribution, share) for distribution in UNEVEN),
-        league(share),
-    ]
+    found = [mpe(work, share) for work in TITLES]
+    return found + [sleeping(distribution, share) for distribution in UNEVEN]
 
 
 def add_flags(parser):

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from headrace import batch
-from headrace.algos import ppo
+from headrace.algos import a2c, ppo, targets
+from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
+from headrace.config.algorithms import load_algorithm, name_of_config
 from headrace.learner.optimizer import Optimizer
 from tests.support import inline, learn_once, plan_for, policy_for, short_cartpole
 
@@ -168,3 +170,38 @@ def test_gradients_are_clipped_by_their_norm():
     norm = optimizer.step({"factor": torch.tensor([8.0])}, lr=0.1)["grad_norm"]
     assert float(norm) == pytest.approx(8.0)  # as it was before
     assert float(layer.weight.grad.abs()) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("page", "cfg"), [(ppo, PPO(num_minibatches=8)), (a2c, A2C())])
+def test_many_rows_that_are_not_valid_are_left_out(page, cfg, monkeypatch):
+    """Some minibatches have none that is; every rank takes a step with one row of weight 0 then."""
+    plan = plan_for(short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4)
+    collector, policy = inline(plan), policy_for(plan)
+    collector.publish({"default": policy}, 0)
+    experience = batch.join(collector.collect().fragments, torch.device("cpu"))
+    collector.close()
+    experience.valid[:] = torch.rand(32, 4, generator=torch.manual_seed(0)) < 0.7
+    experience.valid[4:8] = False  # a minibatch
+    gradients, rows = [], []
+
+    def step(minibatch, lr):
+        policy.zero_grad()
+        total, metrics = page.loss(policy, minibatch, cfg)
+        total.backward()
+        gradients[-1].append([p.grad.clone() for p in policy.parameters()])
+        rows[-1].append(len(minibatch["weight"]))
+        return metrics
+
+    algorithm = load_algorithm(name_of_config(cfg))
+    for many in (0.125, 2.0):
+        monkeypatch.setattr(targets, "_MANY", many)
+        gradients.append([])
+        rows.append([])
+        learn_once(
+            algorithm, policy, experience, cfg,
+            lambda epochs: torch.arange(32).unsqueeze(1).repeat(epochs, 1, 4), step=step,
+        )  # fmt: skip
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+    valid = [int(part.sum()) for part in experience.valid.chunk(8 if page is ppo else 1)]
+    assert rows[0] == [max(1, count) for count in valid] * (4 if page is ppo else 1)
+    assert set(rows[1]) == {16 if page is ppo else 128}

@@ -31,7 +31,7 @@ from benchmarks import (
     uneven,
 )
 from benchmarks.drivers import measure_limit
-from benchmarks.games import speed
+from benchmarks.games import league, speed
 from benchmarks.harness import contestants, turns
 from benchmarks.harness.contestants import Contestant
 from benchmarks.harness.machine import ROOT
@@ -174,6 +174,7 @@ def every_comparison():
     yield replay_ratio.comparison()
     yield from (replay.comparison(env) for env in replay.ENV_STEPS)
     yield from speed.comparisons()
+    yield from league.comparisons()
     yield turns.Comparison("learners", learners.shared_out(100), Work(100))
 
 

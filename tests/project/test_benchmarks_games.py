@@ -10,7 +10,7 @@ import pytest
 import headrace
 from benchmarks import table
 from benchmarks.games import __main__ as script
-from benchmarks.games import classic, matrix, play, players, runs, speed, spread, taggers
+from benchmarks.games import classic, league, matrix, play, players, runs, speed, spread, taggers
 from benchmarks.harness.machine import ROOT
 from benchmarks.harness.one_turn import Work, take_turn
 from benchmarks.peers import busy, uneven_game
@@ -271,7 +271,7 @@ def test_the_table_of_the_classics_has_each_seat():
 def test_shares_are_whole_batches_of_all_contestants():
     assert speed.ENV_STEPS % speed.LEAST_ENV_STEPS == 0
     for share in (1.0, 0.01):
-        for comparison in speed.comparisons(share):
+        for comparison in (*speed.comparisons(share), *league.comparisons(share)):
             steps = {
                 word
                 for contestant in comparison.contestants
@@ -285,8 +285,8 @@ def test_shares_are_whole_batches_of_all_contestants():
 
 def test_agent_steps_are_of_all_agents():
     result = {"env_steps_per_s": 10.0, "env_steps": 100, "agent_steps": 5500}
-    assert speed.agent_steps(result) == 1100
-    assert speed.learned_from(result) == 0.5
+    assert league.agent_steps(result) == 1100
+    assert league.learned_from(result) == 0.5
 
 
 def test_the_uneven_game_sleeps_once_for_all_its_agents(tmp_path, monkeypatch):

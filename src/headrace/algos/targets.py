@@ -1,6 +1,7 @@
 """Advantages, value targets, and minibatches with row weights. `returns.py` has the recursions."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -160,22 +161,23 @@ class Minibatches:
     """
 
     rows: Minibatch
-    cuts: Cuts | None
-    narrow: dict[str, tuple[Tensor, ...]]
+    index: list[Tensor] | None
+    num_steps: int
+    narrow: dict[str, list[Tensor]]
 
     def __getitem__(self, number: int) -> Minibatch:
         """Return minibatch `number` of the update."""
         narrow = {name: parts[number] for name, parts in self.narrow.items()}
-        if self.cuts is None:
+        if self.index is None:
             return self.rows | narrow
-        index = self.cuts.index[number][: len(narrow["weight"])]
+        index = self.index[number]
         picked = {
             name: each(lambda part: part.index_select(0, index), part)
             for name, part in self.rows.items()
             if name != "state"
         }
         if "state" in self.rows:  # the first rows are of step 0: their indices are env indices
-            envs = index[: len(index) // self.cuts.num_steps]
+            envs = index[: len(index) // self.num_steps]
             picked["state"] = self.rows["state"].index_select(0, envs)
         return picked | narrow
 
@@ -195,7 +197,8 @@ def minibatches(
 
     Returns:
         The rows without `valid`, and with `weight`: the weights of all ranks add up to the number
-        of ranks, so that the mean over ranks is a mean over rows.
+        of ranks, so that the mean over ranks is a mean over rows. Where many rows are not valid,
+        they are left out.
     """
     columns = {name: c for name, c in rows.items() if name != "obs" and c.dim() == 1}
     if cuts is None:
@@ -218,14 +221,38 @@ def minibatches(
     if normalize_advantage:
         narrow["advantage"] = (advantage - mean) / (variance.sqrt() + 1e-8)
     wide = {name: part for name, part in rows.items() if name not in columns}
-    cut = {name: part.unbind() for name, part in narrow.items()}
+    columns_of = {name: list(part) for name, part in narrow.items()}
+    index = None if cuts is None else list(cuts.index)
+    chosen: Sequence[slice | Tensor] = ()
     if cuts is not None and sizes is not None:
-        ends = [size or cuts.num_steps for size in sizes]
-        cut = {
-            name: tuple(part[:end] for part, end in zip(parts, ends, strict=True))
-            for name, parts in cut.items()
-        }
-    return Minibatches(wide, cuts, cut)
+        chosen = [slice(size or cuts.num_steps) for size in sizes]
+    elif "state" not in rows:
+        chosen = _rows_that_count(narrow["weight"])
+    if chosen:
+        whole = torch.arange(len(rows["valid"]), device=valid.device)
+        index = _each_of([whole] if index is None else index, chosen)
+        columns_of = {name: _each_of(parts, chosen) for name, parts in columns_of.items()}
+    return Minibatches(wide, index, 0 if cuts is None else cuts.num_steps, columns_of)
+
+
+def _each_of(parts: Sequence[Tensor], chosen: Sequence[slice | Tensor]) -> list[Tensor]:
+    return [part[rows] for part, rows in zip(parts, chosen, strict=True)]
+
+
+_MANY = 0.125  # of the rows; fewer take less time to compute with than to leave out
+
+
+def _rows_that_count(weight: Tensor) -> list[Tensor]:
+    """Return the positions of the rows whose weight is not 0, of each minibatch `[M, R]`.
+
+    Returns:
+        Of each minibatch at least one row. []: leave out none, since they are few, or since a
+        device would make the host wait.
+    """
+    if weight.device.type != "cpu" or float((weight == 0).float().mean()) < _MANY:
+        return []
+    first = torch.zeros(1, dtype=torch.long)
+    return [row.nonzero().flatten() if row.any() else first for row in weight]
 
 
 def value_metrics(rows: Minibatch, ranks: Ranks) -> dict[str, Tensor]:

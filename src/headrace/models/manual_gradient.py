@@ -4,6 +4,7 @@ Each layer of actor and critic is one batched product. NumPy computes tanh in pl
 takes longer on some CPUs. Memory for activations is reused.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -69,6 +70,7 @@ class ManualNetwork:
             parameter.data = part
         self._weights, self._biases, self._heads = self._shaped(self.parameters)
         self._of_weights, self._of_biases, self._of_heads = self._shaped(self.gradient)
+        self._memory: list[Tensor] = []
         self._hidden: list[Tensor] = []
         self._last_signal = torch.empty(0)
         self._features = torch.empty(0)
@@ -96,9 +98,7 @@ class ManualNetwork:
         features: Tensor = self._encoder(obs).to(self._dtype)
         num_trunks = len(self._weights[0])
         if self._last_signal.shape[-2:-1] != features.shape[:1]:
-            sizes = [(num_trunks, len(features), weight.shape[1]) for weight in self._weights]
-            self._hidden = [torch.empty(size, dtype=features.dtype) for size in sizes]
-            self._last_signal = torch.empty_like(self._hidden[-1])
+            self._allocate(num_trunks, len(features))
         x = self._features = features.expand(num_trunks, -1, -1)
         for weight, bias, out in zip(self._weights, self._biases, self._hidden, strict=True):
             torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2), out=out)
@@ -109,6 +109,17 @@ class ManualNetwork:
         params = torch.addmm(actor_bias.t(), actor[0], x[0].t())
         value = torch.addmm(critic_bias, critic[0], x[-1].t())
         return params.numpy(), value.numpy()[0]
+
+    def _allocate(self, num_trunks: int, rows: int) -> None:
+        """Shape the memory for so many rows; allocate it if there are more than ever before."""
+        widths = [weight.shape[1] for weight in self._weights]
+        sizes = [(num_trunks, rows, width) for width in [*widths, widths[-1]]]
+        if not self._memory or self._memory[0].numel() < math.prod(sizes[0]):
+            self._memory = [torch.empty(math.prod(size), dtype=self._dtype) for size in sizes]
+        shaped = zip(self._memory, sizes, strict=True)
+        *self._hidden, self._last_signal = (
+            memory[: math.prod(size)].view(size) for memory, size in shaped
+        )
 
     @torch.no_grad()
     def fill_gradient(self, of_params: Floats, of_value: Floats, of_own: list[Floats]) -> None:
