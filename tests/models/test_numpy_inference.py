@@ -17,6 +17,13 @@ DISCRETE = Space("discrete", (), "int64", nvec=(5,), start=(0,))
 MULTI = Space("multi_discrete", (2,), "int64", nvec=(3, 4), start=(0, 0))
 BOX = Space("box", (2,), "float32")
 SEEN = Space("box", (6,), "float32")
+PARTS = Space(
+    "dict",
+    parts=(
+        ("at", SEEN), ("has", Space("multi_binary", (3,), "int8")),
+        ("is", Space("discrete", (), "int64", nvec=(4,), start=(1,))),
+    ),
+)  # fmt: skip
 N = 5000  # more than what is computed at a time after the last step
 # Logits and values of a few units, in float32, added up in another order
 CLOSE = {"rtol": 1e-6, "atol": 4e-6}
@@ -32,13 +39,27 @@ def trained(spec, network):
         if "bias" in name or "log_std" in name:
             parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
     if policy.normalize_obs is not None:
-        rows = 3 + 2 * torch.randn(100, *spec.seen.shape, generator=generator)
-        policy.normalize_obs.update(rows.unsqueeze(0), torch.ones(1, 100, dtype=torch.bool))
+        rows = {
+            key: 3 + 2 * torch.randn(1, 100, *leaf.shape, generator=generator)
+            for key, leaf in spec.seen_by_critic.leaves
+        }
+        seen = rows if spec.seen_by_critic.kind == "dict" else rows[PLAIN]
+        policy.normalize_obs.update(seen, torch.ones(1, 100, dtype=torch.bool))
     return policy
 
 
-def observations(space):
-    generator = torch.Generator().manual_seed(3)
+def observations(space, generator=None):
+    generator = generator or torch.Generator().manual_seed(3)
+    if space.kind == "dict":
+        return {key: observations(part, generator) for key, part in space.parts}
+    if space.kind == "multi_binary":
+        return torch.randint(0, 2, (N, *space.shape), dtype=torch.int8, generator=generator)
+    if space.nvec:
+        of_each = [
+            torch.randint(first, first + count, (N,), generator=generator)
+            for count, first in zip(space.nvec, space.start, strict=True)
+        ]
+        return torch.stack(of_each, -1) if space.shape else of_each[0]
     if space.dtype == "uint8":
         return torch.randint(0, 256, (N, *space.shape), dtype=torch.uint8, generator=generator)
     return 2 * torch.randn(N, *space.shape, generator=generator)
@@ -51,11 +72,11 @@ def noise_for(policy):
 
 def acted(actor, spec, obs, noise, num_steps=1, stored=ppo.PPOAlgorithm.stored_outputs):
     """What an actor writes, flat; given what `Policy.act` is given, cut into steps."""
-    n = len(obs) // num_steps
+    n = len(noise) // num_steps
     fragment = batch.allocate(batch.columns(spec, stored, num_steps, n))
     act = actor.begin(fragment, noise.reshape(num_steps, n, -1))
     for t in range(num_steps):
-        fragment.obs[t] = obs[t * n : (t + 1) * n]
+        batch.each(lambda o, given, t=t: o[t].copy_(given[t * n : (t + 1) * n]), fragment.obs, obs)
         act(t)
     actor.finish(slice(0, fragment.num_steps))
     return {"action": fragment.action.flatten(0, 1)} | {
@@ -77,14 +98,23 @@ def acted(actor, spec, obs, noise, num_steps=1, stored=ppo.PPOAlgorithm.stored_o
         (Space("box", (2, 3), "float32"), {"normalize_obs": True}),
         (Space("box", (), "float32"), {}),
         (Space("box", (8,), "uint8"), {"normalize_obs": True}),
+        (Space("discrete", (), "int64", nvec=(9,), start=(-2,)), {"normalize_obs": True}),
+        (Space("multi_discrete", (2,), "int64", nvec=(3, 2), start=(0, 4)), {}),
+        (Space("multi_binary", (2, 2), "int8"), {"normalize_obs": True}),
+        (PARTS, {}),
+        (PARTS, {"normalize_obs": True, "shared_trunk": True}),
     ],
     ids=lambda of: of.describe() if isinstance(of, Space) else ",".join(of) or "default",
 )
-@torch.no_grad()
 def test_equals_the_policy(seen, network, action, num_steps):
     spec, network = EnvSpec("test", seen, action), Network(**network)
+    assert_equals_the_policy(spec, network, observations(seen), num_steps)
+
+
+@torch.no_grad()
+def assert_equals_the_policy(spec, network, obs, num_steps):
     policy = trained(spec, network)
-    obs, noise = observations(seen), noise_for(policy)
+    noise = noise_for(policy)
     fast = actor_for(policy, spec, network)
     assert isinstance(fast, NumpyActor)
     plain, quick = policy.act(obs, noise), acted(fast, spec, obs, noise, num_steps)
@@ -92,15 +122,43 @@ def test_equals_the_policy(seen, network, action, num_steps):
     for name, theirs in plain.items():
         assert (quick[name].shape, quick[name].dtype) == (theirs.shape, theirs.dtype), name
     torch.testing.assert_close(quick["value"], plain["value"], **CLOSE)
-    if action is BOX:
+    on_any_rows = fast.act_on(obs, noise)
+    if spec.action is BOX:
         torch.testing.assert_close(quick["action"], plain["action"], **CLOSE)
+        torch.testing.assert_close(on_any_rows, plain["action"], **CLOSE)
         same = torch.ones(N, dtype=torch.bool)
     else:
         # A choice may differ where the noise is on the boundary between two: 1e-6 of all, or so
         same = (quick["action"] == plain["action"]).reshape(N, -1).all(-1)
         assert (~same).sum() <= 1
+        assert (on_any_rows != plain["action"]).sum() <= 1
         assert len(plain["action"].unique()) > 2, "the test must see several choices"
     torch.testing.assert_close(quick["log_prob"][same], plain["log_prob"][same], **CLOSE)
+    return quick["action"]
+
+
+@pytest.mark.parametrize("num_steps", [1, 5])
+@pytest.mark.parametrize("action", [DISCRETE, MULTI, BOX], ids=lambda space: space.kind)
+@pytest.mark.parametrize("beside", [((PLAIN, SEEN),), PARTS.parts], ids=["plain", "parts"])
+def test_equals_the_policy_with_a_mask(beside, action, num_steps):
+    bits = {"discrete": 5, "multi_discrete": 7, "box": 0}[action.kind]
+    mask = Space("box", (bits,), "int8")
+    spec = EnvSpec("test", Space("dict", parts=(*beside, ("mask", mask))), action, mask_key="mask")
+    allowed = torch.rand(N, bits, generator=torch.Generator().manual_seed(6)) < 0.6
+    allowed[0] = False  # as in a row that only resets
+    obs = observations(spec.seen)
+    obs = (obs if spec.seen.kind == "dict" else {PLAIN: obs}) | {"mask": allowed.to(torch.int8)}
+    taken = assert_equals_the_policy(spec, Network(normalize_obs=True), obs, num_steps)[1:]
+    if action is DISCRETE:
+        assert allowed[1:].gather(1, taken[:, None])[allowed[1:].any(1)].all()
+
+
+@pytest.mark.parametrize("beside", [((PLAIN, SEEN),), PARTS.parts], ids=["plain", "parts"])
+def test_equals_the_policy_whose_critic_sees_the_game(beside):
+    state = Space("box", (2, 4), "float32")
+    space = Space("dict", parts=(*beside, ("state", state)))
+    spec = EnvSpec("test", space, DISCRETE, state_key="state")
+    assert_equals_the_policy(spec, Network(normalize_obs=True), observations(space), 5)
 
 
 @torch.no_grad()
@@ -147,23 +205,14 @@ def own(spec):
         (SEEN, {"precision": "bf16"}, None),
         (SEEN, {}, own),
         (Space("box", (12, 12), "uint8"), {}, None),
-        (Space("discrete", (), "int64", nvec=(9,), start=(0,)), {}, None),
-        (Space("multi_binary", (4,), "int8"), {}, None),
-        (Space("dict", parts=(("a", SEEN), (PLAIN, SEEN))), {}, None),
+        (Space("dict", parts=(("a", SEEN), ("b", Space("box", (12, 12), "uint8")))), {}, None),
     ],
-    ids=["plain", "bf16", "own network", "image", "discrete", "multi_binary", "dict"],
+    ids=["plain", "bf16", "own network", "image", "image in a dict"],
 )
 def test_the_rest_is_the_policy_s(seen, network, model):
     spec, network = EnvSpec("test", seen, DISCRETE), Network(**network)
     policy = build_policy(spec, network, 0, model)
     assert isinstance(actor_for(policy, spec, network), PolicyActor)
-
-
-def test_masked_actions_are_the_policy_s():
-    parts = ((PLAIN, SEEN), ("mask", Space("box", (5,), "int8")))
-    spec = EnvSpec("test", Space("dict", parts=parts), DISCRETE, mask_key="mask")
-    policy = build_policy(spec, Network(), 0)
-    assert isinstance(actor_for(policy, spec, Network()), PolicyActor)
 
 
 @pytest.mark.parametrize("normalize_obs", [False, True])

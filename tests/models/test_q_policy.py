@@ -12,8 +12,8 @@ from headrace.models.action_values.q_policy import EpsilonGreedy, QPolicy
 from headrace.models.action_values.value_distributions import C51, MeanOnly, Quantiles
 from headrace.models.fast_paths import actor_for
 from headrace.models.policy import Network, PolicyActor, torch_seed
-from headrace.spec import EnvSpec, Space
-from tests.models.test_numpy_inference import acted
+from headrace.spec import PLAIN, EnvSpec, Space
+from tests.models.test_numpy_inference import PARTS, acted, observations
 
 SEEN = Space("box", (6,), "float32")
 SPEC = EnvSpec("test", SEEN, Space("discrete", (), "int64", nvec=(5,), start=(0,)))
@@ -86,6 +86,29 @@ def test_numpy_acts_as_torch_does(options, activation):
     assert clear.sum() > 500
     assert torch.equal(quick["action"][clear], plain["action"][clear])
     assert len(quick["action"].unique()) == 5
+
+
+@pytest.mark.parametrize("beside", [((PLAIN, SEEN),), PARTS.parts], ids=["plain", "parts"])
+def test_numpy_acts_as_torch_does_with_a_mask(beside):
+    parts = (*beside, ("mask", Space("multi_binary", (5,), "int8")))
+    spec = EnvSpec("masked", Space("dict", parts=parts), SPEC.action, mask_key="mask")
+    policy = policy_with(epsilon=0.5, spec=spec, dueling=True)
+    fast = actor_for(policy, spec, Network())
+    assert isinstance(fast, NumpyQActor)
+    obs = {key: part[:600] for key, part in observations(spec.observation).items()}
+    obs["mask"][0] = 0  # as in a row that only resets
+    noise = torch.rand(600, 1, generator=torch.Generator().manual_seed(5)).clamp(1e-6, 1 - 1e-6)
+    with torch.no_grad():
+        plain = acted(PolicyActor(policy.act), spec, obs, noise, 3, STORED)
+        values = policy(obs)[0].topk(2).values
+    quick = acted(fast, spec, obs, noise, 3, STORED)
+    torch.testing.assert_close(quick["value"], plain["value"], rtol=1e-6, atol=4e-6)
+    clear = values[:, 0] - values[:, 1] > 1e-4
+    assert clear.sum() > 500
+    assert torch.equal(quick["action"][clear], plain["action"][clear])
+    some = obs["mask"].any(1)
+    assert obs["mask"].gather(1, quick["action"][:, None])[some].all()
+    assert float(quick["value"][0]) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"dueling": True}, {"noisy": True, "dueling": True}])

@@ -2,26 +2,32 @@
 
 For the few rows of a vector, NumPy's overhead is lower than torch's (`benchmarks/cartpole.py`).
 Values and log-probs are computed after a fragment's last step, and equal those of `Policy.act`
-within 4e-6. Rows here are features and columns are envs, so that work per env runs along memory.
+within 4e-6. Rows here are features and columns are envs, as in `numpy_features.py`.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headrace.batch import Fragment
+from headrace.batch import Fragment, Obs, each
 from headrace.models.distributions import Categorical, Gaussian, Head, MultiCategorical, Product
-from headrace.models.networks import image_layout
-from headrace.models.normalization import CLIP
+from headrace.models.numpy_features import (
+    Floats,
+    NumpyFeatures,
+    NumpyMask,
+    arrays_of,
+    columns,
+    has_images,
+    joined_rows,
+)
 from headrace.models.policy import Actor, ActorCritic, Network, Policy
 from headrace.spec import EnvSpec
 
-Floats: TypeAlias = NDArray[np.float32]
 Layer = tuple[Floats, Floats]  # weight [out, in], bias [out, 1]
 _MOST_ROWS = 2048  # per product after the last step: they fit the cache
 
@@ -39,15 +45,13 @@ def why_not(
     model: type[nn.Module],
 ) -> str:
     """Return why a policy of this kind with such a network cannot act in NumPy, or ""."""
-    numbers = spec.observation.kind == "box" and image_layout(spec.observation) is None
     reasons = {
         "--arithmetic plain": network.arithmetic == "plain",
         f"precision {network.precision}": network.precision != "fp32",
         "a network of your own": not isinstance(policy.model, model),
         "a policy of its own kind": type(policy) is not kind,
         "a recurrent core": network.core != "none",
-        "a critic that sees the game": bool(spec.state_key),
-        "an observation that is no plain vector": not numbers,
+        "images": has_images(spec),
         "a Dict or Tuple of actions": isinstance(policy.head, Product),
         "on a GPU": next(policy.parameters()).is_cuda,
     }
@@ -64,33 +68,36 @@ class NumpyActor(Actor):
         self._actor = [layer_of(layer) for layer in (*model.actor_trunk.layers, model.actor)]
         self._critic = [layer_of(layer) for layer in (*critic_trunk.layers, model.critic)]
         self._activate = ACTIVATE[network.activation]
-        self._head = policy.head
-        self._seen = normalizer(policy)
+        self._head, self._mask = policy.head, NumpyMask(policy, spec)
+        seen = spec.seen.leaves
+        state = [leaf for leaf in spec.observation.leaves if leaf[0] == spec.state_key]
+        self._seen = NumpyFeatures(policy, seen)
+        self._seen_by_critic = NumpyFeatures(policy, [*seen, *(state if spec.state_key else [])])
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
-        assert isinstance(fragment.obs, Tensor)
         num_steps, n = fragment.num_steps, fragment.num_envs
-        self._fragment = fragment
-        # [T + 1, features, n], [T, ..., n], [T, num_params, n]
-        self._obs = fragment.obs.numpy().reshape(num_steps + 1, n, -1).swapaxes(1, 2)
+        self._fragment, self._obs = fragment, arrays_of(fragment.obs)
+        features, mask = self._seen.reader(self._obs), self._mask.applier(self._obs)
+        # [T, ..., n], [T, num_params, n]
         self._actions = _columns(fragment.action)
         params = self._params = np.empty((num_steps, self._head.num_params, n), np.float32)
         actions, sample = list(self._actions), _sampler(self._head, noise)
         hidden = [np.empty((len(bias), n), np.float32) for _, bias in self._actor[:-1]]
 
         def act(t: int) -> None:
-            self._through(self._actor, self._seen(self._obs[t]), [*hidden, params[t]])
+            self._through(self._actor, features(t), [*hidden, params[t]])
+            mask(t, params[t])
             sample(t, params[t], actions[t])
 
         return act
 
-    def act_on(self, obs: Tensor, noise: Tensor) -> Tensor:
+    def act_on(self, obs: Obs, noise: Tensor) -> Tensor:
         """Return the actions of any rows: observations `[n, ...]`, noise `[n, draws]`."""
-        n = len(obs)
+        arrays, n = arrays_of(each(lambda o: o.unsqueeze(0), obs)), len(noise)
         sizes = (len(bias) for _, bias in self._actor)
         buffers = [np.empty((size, n), np.float32) for size in sizes]
-        seen = self._seen(obs.numpy().reshape(n, -1).T)
-        params = self._through(self._actor, seen, buffers)
+        params = self._through(self._actor, self._seen.reader(arrays)(0), buffers)
+        self._mask.applier(arrays)(0, params)
         is_choice = isinstance(self._head, Categorical | MultiCategorical)
         shape = (n,) if isinstance(self._head, Categorical) else (self._head.num_draws, n)
         action = np.empty(shape, np.int64 if is_choice else np.float32)
@@ -108,8 +115,7 @@ class NumpyActor(Actor):
         for t in range(rows.start, rows.stop, num_steps):
             some = slice(t, min(t + num_steps, rows.stop))
             value = out["value"].numpy()[some]
-            x = self._obs[some].swapaxes(0, 1)
-            x = self._seen(x.reshape(x.shape[0], -1))
+            x = self._seen_by_critic.reader(joined_rows(self._obs, some))(0)
             sizes = [len(bias) for _, bias in self._critic]
             buffers = [np.empty((size, x.shape[1]), np.float32) for size in sizes]
             value[:] = self._through(self._critic, x, buffers).reshape(value.shape)
@@ -124,15 +130,6 @@ class NumpyActor(Actor):
         return last
 
 
-def normalizer(policy: Policy) -> Callable[[NDArray[Any]], Floats]:
-    """Return a function that normalizes observations `[features, rows]`, if so configured."""
-    if policy.normalize_obs is None:
-        return lambda x: x.astype(np.float32, copy=False)
-    moments = policy.normalize_obs.of("").scaling()
-    mean, scale = (each.numpy().reshape(-1, 1) for each in moments)
-    return lambda x: ((x.astype(np.float32, copy=False) - mean) * scale).clip(-CLIP, CLIP)
-
-
 def layer_of(linear: nn.Module) -> Layer:
     """Return weight (or gain) and bias `[out, 1]` of a layer."""
     assert isinstance(linear, nn.Linear | nn.LayerNorm)
@@ -141,8 +138,7 @@ def layer_of(linear: nn.Module) -> Layer:
 
 def _columns(tensor: Tensor) -> NDArray[Any]:
     """Move the envs of `[T, n]` or `[T, n, parts]` last: `[T, n]` or `[T, parts, n]`."""
-    array = tensor.numpy()
-    return array if array.ndim == 2 else array.swapaxes(1, 2)
+    return tensor.numpy() if tensor.dim() == 2 else columns(tensor.numpy())
 
 
 _Sample = Callable[[int, Floats, NDArray[Any]], None]
