@@ -3,17 +3,17 @@
 In headrace/RockPaperScissors-v0 the only equilibrium is to choose each with probability 1/3. A
 policy that learns against its newest self goes round in circles: it learns to beat what it did
 before. So its end says little. Here the policies of the second half of a run are looked at, by its
-snapshots, which are taken 40 times:
+snapshots, which are taken 40 times or more:
 
 - the mean of their probabilities, and the exploitability of that mean: the payoff of the best
   answer to it, between 0 (equilibrium) and 1 (a single move);
 - the exploitability of each snapshot by itself, in the mean: how far the circles go.
 
 "against itself" is `--league 1 --latest-ratio 1`: it always plays itself, and takes snapshots all
-the same. "with a league of 8" is `--league 8`: in half of the episodes one side is played by one of
-eight snapshots. All else is the same: PPO with one gradient step for each batch of 1,024 games, lr
-3e-3, an entropy bonus of 0.2. With a smaller bonus both soon play one move for very long; with a
-smaller learning rate (1e-3) neither strays far from equilibrium.
+the same. "with a league of 8" is `--league 8`, with the defaults of a league: in half of the
+episodes one side is played by one of eight of 40 snapshots. "its snapshots after each update" is
+`--latest-ratio 0.25 --snapshot-every 2048`: it meets itself less often, and more of its past.
+All else is the same: PPO with batches of 2,048 games, lr 1e-2, an entropy bonus of 0.1.
 """
 
 import numpy as np
@@ -24,16 +24,18 @@ from headrace.evaluation.trained_policies import load_policy
 
 NAME = "games_matrix"
 ENV = "headrace/RockPaperScissors-v0"
-ENV_STEPS, SEEDS = 400_000, 3
+BATCH = 64 * 32
+ENV_STEPS, SEEDS = 100 * BATCH, 3
+DENSE = ("--league", "8", "--latest-ratio", "0.25", "--snapshot-every", str(BATCH))
 FORMS = {
     "against itself": ("--league", "1", "--latest-ratio", "1"),
     "with a league of 8": ("--league", "8"),
+    "with a league of 8, its snapshots after each update": DENSE,
 }
 FLAGS = (
-    "--num-envs", "256", "--num-steps", "4", "--num-epochs", "1", "--num-minibatches", "1",
-    "--lr", "3e-3", "--ent-coef", "0.2", *runs.ONE_PROCESS,
+    "--num-envs", "64", "--num-steps", "32", "--num-minibatches", "4", "--hidden-sizes", "16",
+    "--lr", "1e-2", "--ent-coef", "0.1", *runs.ONE_PROCESS,
 )  # fmt: skip
-BATCH = 1024
 PAYOFF = np.array([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]])
 """Of a row's move against a column's: rock, paper, scissors."""
 

@@ -107,6 +107,8 @@ class Seats:
 
         The host does not wait for the device.
         """
+        if begun.device.type == "cpu" and not begun.any():
+            return
         uniform = draws_on_device(self._seed, self._ids, episode)
         place = torch.searchsorted(self._ends, uniform[1], right=True)
         member = self._members[place.clamp(max=len(self._members) - 1)]
