@@ -229,8 +229,8 @@ def minibatches(
     elif "state" not in rows:
         chosen = _rows_that_count(narrow["weight"])
     if chosen:
-        whole = torch.arange(len(rows["valid"]), device=valid.device)
-        index = _each_of([whole] if index is None else index, chosen)
+        whole = [torch.arange(valid.shape[1], device=valid.device)] if index is None else index
+        index = _each_of(whole, chosen)
         columns_of = {name: _each_of(parts, chosen) for name, parts in columns_of.items()}
     return Minibatches(wide, index, 0 if cuts is None else cuts.num_steps, columns_of)
 
@@ -239,7 +239,7 @@ def _each_of(parts: Sequence[Tensor], chosen: Sequence[slice | Tensor]) -> list[
     return [part[rows] for part, rows in zip(parts, chosen, strict=True)]
 
 
-_MANY = 0.125  # of the rows; fewer take less time to compute with than to leave out
+_MANY = 0.125  # of the rows: to leave out those of resets alone would save less than it costs
 
 
 def _rows_that_count(weight: Tensor) -> list[Tensor]:

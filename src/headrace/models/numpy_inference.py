@@ -70,9 +70,10 @@ class NumpyActor(Actor):
         self._activate = ACTIVATE[network.activation]
         self._head, self._mask = policy.head, NumpyMask(policy, spec)
         seen = spec.seen.leaves
-        state = [leaf for leaf in spec.observation.leaves if leaf[0] == spec.state_key]
+        key = spec.state_key  # `PLAIN`, of an observation, is the same as no key of a state
+        state = [(key, dict(spec.observation.parts)[key])] if key else []
         self._seen = NumpyFeatures(policy, seen)
-        self._seen_by_critic = NumpyFeatures(policy, [*seen, *(state if spec.state_key else [])])
+        self._seen_by_critic = NumpyFeatures(policy, [*seen, *state])
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
         num_steps, n = fragment.num_steps, fragment.num_envs

@@ -107,6 +107,7 @@ class Seats:
 
         The host does not wait for the device.
         """
+        # Most steps begin no episode, and a new version has the rows of members found again.
         if begun.device.type == "cpu" and not begun.any():
             return
         uniform = draws_on_device(self._seed, self._ids, episode)

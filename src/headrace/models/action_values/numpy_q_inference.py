@@ -45,24 +45,32 @@ class NumpyQActor(Actor):
             last = _product(layer_of(model.critic))
             self._value = [*_hidden(model.critic_trunk, activate), last]
         self._seen, self._mask = NumpyFeatures(policy, spec.seen.leaves), NumpyMask(policy, spec)
+        self._num_choices, self._is_masked = policy.head.num_choices, policy.masks
         self._epsilon = np.float32(policy.head.epsilon)
 
     def begin(self, fragment: Fragment, noise: Tensor) -> Callable[[int], None]:
         num_steps, n = fragment.num_steps, fragment.num_envs
         self._fragment, arrays = fragment, arrays_of(fragment.obs)
         features, mask = self._seen.reader(arrays), self._mask.applier(arrays)
+        is_masked = self._is_masked
         uniform, actions = noise.numpy()[..., 0], fragment.action.numpy()
         best = self._best = np.empty((num_steps, n), np.float32)
         columns = np.arange(n)
+        some = self._epsilon / np.float32(self._num_choices)
 
         def act(t: int) -> None:
             values = self._values(features(t))
             mask(t, values)
-            choice, allowed = values.argmax(0), values > NumpyMask.LEAST
-            best[t] = np.where(allowed[choice, columns], values[choice, columns], 0)
-            # Where nothing is allowed, in a row that only resets, the first choice is taken.
-            count = np.maximum(np.add.reduce(allowed, 0), 1)
-            probability = allowed * (self._epsilon / count).astype(np.float32)
+            choice = values.argmax(0)
+            best[t] = values[choice, columns]
+            if is_masked:
+                allowed = values > NumpyMask.LEAST
+                # A row that only resets may allow nothing: its value is 0, its choice the first.
+                best[t] *= allowed[choice, columns]
+                count = np.maximum(np.add.reduce(allowed, 0), 1)
+                probability = allowed * (self._epsilon / count).astype(np.float32)
+            else:
+                probability = np.full_like(values, some)
             probability[choice, columns] += 1 - self._epsilon
             cumulative = np.add.accumulate(probability, 0)
             threshold = uniform[t] * cumulative[-1]
