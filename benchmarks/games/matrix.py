@@ -11,9 +11,8 @@ snapshots, which are taken 40 times or more:
 
 "against itself" is `--league 1 --latest-ratio 1`: it always plays itself, and takes snapshots all
 the same. "with a league of 8" is `--league 8`, with the defaults of a league: in half of the
-episodes one side is played by one of eight of 40 snapshots. "its snapshots after each update" is
-`--latest-ratio 0.25 --snapshot-every 2048`: it meets itself less often, and more of its past.
-All else is the same: PPO with batches of 2,048 games, lr 1e-2, an entropy bonus of 0.1.
+episodes one side is played by one of eight of 40 snapshots. All else is the same: PPO with batches
+of 2,048 games, lr 1e-2, an entropy bonus of 0.1.
 """
 
 import numpy as np
@@ -26,11 +25,9 @@ NAME = "games_matrix"
 ENV = "headrace/RockPaperScissors-v0"
 BATCH = 64 * 32
 ENV_STEPS, SEEDS = 100 * BATCH, 3
-DENSE = ("--league", "8", "--latest-ratio", "0.25", "--snapshot-every", str(BATCH))
 FORMS = {
     "against itself": ("--league", "1", "--latest-ratio", "1"),
     "with a league of 8": ("--league", "8"),
-    "with a league of 8, its snapshots after each update": DENSE,
 }
 FLAGS = (
     "--num-envs", "64", "--num-steps", "32", "--num-minibatches", "4", "--hidden-sizes", "16",

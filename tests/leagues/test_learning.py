@@ -2,14 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 import headrace
-from headrace.leagues.league import FOLDER
+from benchmarks.games.matrix import exploitability, snapshots
 from tests.leagues.support import RPS
 
-PAYOFF = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]])
-"""Of the row's player: rock, paper, scissors."""
 UPDATE, UPDATES = 64 * 32, 100
 SETTINGS = {
     "quiet": True, "num_envs": 64, "num_steps": 32, "num_minibatches": 4, "hidden_sizes": (16,),
@@ -18,21 +15,12 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def exploitability(mixture):
-    """What the best answer wins per game; 0 at the equilibrium alone, at most 1."""
-    return float((PAYOFF @ mixture).max())
-
-
 def mixtures(path, **settings):
     """The probabilities of the choices in each snapshot of a run, `[snapshots, 3]`."""
     run = headrace.train(RPS, run_dir=path, **SETTINGS | settings)
-    found = []
-    for snapshot in sorted((run.dir / FOLDER).glob("step_*")):
-        with torch.no_grad():
-            logits, _ = headrace.load_policy(snapshot).module(torch.zeros(1, 1))
-        found.append(logits[0].softmax(-1).numpy())
+    found = snapshots(run.dir)
     assert len(found) == UPDATES + 1
-    return np.array(found)
+    return found
 
 
 def test_exploitability_by_hand():
