@@ -2,16 +2,16 @@
 
 headrace/TagGridWorld-v0 with three taggers and a runner on 20 × 20 cells, games of at most 100
 steps, all else as in its preset. The taggers have learned in three ways, with 3,000,000 env steps
-each, and two seeds:
+each, and eight seeds, since some seeds of each way fail:
 
 - against one runner, which had learned against random taggers (1,000,000 env steps) and is frozen;
 - while the runner learned too, against its newest self (no league);
 - while the runner learned too, with `--league 8`.
 
-Then they play runners that none of them has met: two that learned against random taggers, and two
-that learned against taggers which had themselves learned against one of those two; all with other
-seeds. 100 games each, actions as they are sampled. Caught is a game that ended before its last
-step: then a tagger was on the runner's cell.
+Then they play runners that none of them has met: four that learned against random taggers, and
+four that learned against taggers which had themselves learned against one of those four; all with
+other seeds. 100 games with each, actions as they are sampled. Caught is a game that ended before
+its last step: then a tagger was on the runner's cell.
 
 What differs: in a league half of the games have a side that is not learned from, so its taggers
 learn from fewer rows.
@@ -28,20 +28,18 @@ NAME = "games_taggers"
 ENV, STEPS = "headrace/TagGridWorld-v0", 100
 KWARGS = {"num_taggers": 3, "length": 19, "max_episode_steps": STEPS, "tag_penalty": 5.0}
 """`length` is the largest coordinate."""
-RUNNER_STEPS, TAGGER_STEPS, EPISODES, SEEDS = 1_000_000, 3_000_000, 100, 2
+RUNNER_STEPS, TAGGER_STEPS, EPISODES, SEEDS = 1_000_000, 3_000_000, 100, 8
 LEAST_STEPS = 80_000  # two updates
 FORMS = {
     "against one frozen runner": "frozen",
     "both learn, no league": "newest",
     "both learn, a league of 8": "league",
 }
-POOL = {
-    "random_a": "runner, against random taggers (a)",
-    "random_b": "runner, against random taggers (b)",
-    "chased_a": "runner, against taggers that learned against (a)",
-    "chased_b": "runner, against taggers that learned against (b)",
-}
-"""Runs whose runners the taggers meet -> what they are."""
+KINDS = {"random": "random taggers", "chased": "taggers that learned"}
+"""Kinds of the pool's runners -> whom they learned against."""
+PAIRS, FIRST_SEED = "abcd", 100
+POOL = [f"{kind}_{pair}" for kind in KINDS for pair in PAIRS]
+"""Runs whose runners the taggers meet."""
 FLAGS = (*runs.ONE_PROCESS, "--learner-threads", "1")
 
 
@@ -67,10 +65,12 @@ def plan(seeds):
     first = [runner(f"runner_{seed}", seed, "random") for seed in learners]
     first += [(f"newest_{seed}", seed, TAGGER_STEPS, ()) for seed in learners]
     first += [(f"league_{seed}", seed, TAGGER_STEPS, ("--league", "8")) for seed in learners]
-    first += [runner("random_a", 100, "random"), runner("random_b", 101, "random")]
     second = [taggers(f"frozen_{seed}", seed, f"runner_{seed}") for seed in learners]
-    second += [taggers("taggers_a", 102, "random_a"), taggers("taggers_b", 103, "random_b")]
-    third = [runner("chased_a", 104, "taggers_a"), runner("chased_b", 105, "taggers_b")]
+    third = []
+    for seed, pair in enumerate(PAIRS, start=FIRST_SEED):
+        first.append(runner(f"random_{pair}", seed, "random"))
+        second.append(taggers(f"taggers_{pair}", seed, f"random_{pair}"))
+        third.append(runner(f"chased_{pair}", seed, f"taggers_{pair}"))
     return first, second, third
 
 
@@ -120,17 +120,31 @@ def main(flags, parser):
 
 
 def tables(result):
-    """A row for each way to learn: the share caught of each runner, and means over the pool."""
+    """A row for each way to learn: the share caught of each kind of runners, and of all."""
+    heads = [f"runners against {against}" for against in KINDS.values()]
     lines = [
-        f"| taggers learned | {' | '.join(POOL.values())} | all four, each seed "
+        f"| taggers learned | {' | '.join(heads)} | all | standard error | each seed "
         "| a tagger's return |",
-        "|---" * (3 + len(POOL)) + "|",
+        "|---" * (5 + len(KINDS)) + "|",
     ]
     for form, seeds in result["meetings"].items():
-        cells = [f"{np.mean([seed[other]['caught'] for seed in seeds]):.0%}" for other in POOL]
-        of = [np.mean([seed[other]["caught"] for other in POOL]) for seed in seeds]
-        returns = [seed[other]["tagger_return"] for seed in seeds for other in POOL]
-        cells.append(f"{np.mean(of):.0%} ({', '.join(f'{each:.0%}' for each in of)})")
+        cells = [f"{np.mean(caught(seeds, kind)):.1%}" for kind in KINDS]
+        of = caught(seeds)
+        error = np.std(of, ddof=1) / np.sqrt(len(of)) if len(of) > 1 else np.nan
+        returns = [met["tagger_return"] for seed in seeds for met in seed.values()]
+        cells += [f"{np.mean(of):.1%}", f"{error:.1%}", ", ".join(f"{each:.0%}" for each in of)]
         lines.append(f"| {form} | {' | '.join(cells)} | {np.mean(returns):.2f} |")
-    lines += ["", f"Games in which the runner was caught, of {result['episodes']} of each pair."]
+    lines += [
+        "",
+        f"Games in which the runner was caught, of {result['episodes']} with each of "
+        f"{len(POOL)} runners; the standard error is over the seeds of the taggers.",
+    ]
     return "\n".join(lines)
+
+
+def caught(seeds, kind=""):
+    """Of each seed the share of games in which runners of a kind, or all, were caught."""
+    return [
+        np.mean([met["caught"] for other, met in seed.items() if other.startswith(kind)])
+        for seed in seeds
+    ]

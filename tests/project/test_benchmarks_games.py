@@ -176,7 +176,8 @@ def test_a_frozen_policy_is_trained_before_those_who_meet_it_and_nobody_meets_th
     for name in contestants:
         assert not any(other in by_name[name][1] for other in taggers.POOL)
     seeds = {by_name[name][0] for name in contestants | {"runner_0", "runner_1"}}
-    assert not seeds & {by_name[other][0] for other in (*taggers.POOL, "taggers_a", "taggers_b")}
+    of_pool = {*taggers.POOL, *(f"taggers_{pair}" for pair in taggers.PAIRS)}
+    assert not seeds & {by_name[other][0] for other in of_pool}
 
 
 def test_taggers_of_one_run_meet_the_runner_of_another(tmp_path):
@@ -195,12 +196,16 @@ def test_taggers_of_one_run_meet_the_runner_of_another(tmp_path):
     assert found["caught"] == np.mean(np.array(same.lengths) < taggers.STEPS) > 0
 
 
-def test_the_table_of_taggers_has_each_runner_and_each_seed():
+def test_the_table_of_taggers_has_each_kind_of_runners_and_each_seed():
     def seed(caught):
-        return {other: {"caught": caught, "tagger_return": 1.0} for other in taggers.POOL}
+        shares = {"random": caught, "chased": caught + 0.2}
+        return {
+            other: {"caught": shares[other.partition("_")[0]], "tagger_return": 1.0}
+            for other in taggers.POOL
+        }
 
     found = {"meetings": {"league": [seed(0.5), seed(0.7)]}, "episodes": 100}
-    row = "| league | 60% | 60% | 60% | 60% | 60% (50%, 70%) | 1.00 |"
+    row = "| league | 60.0% | 80.0% | 70.0% | 10.0% | 60%, 80% | 1.00 |"
     assert row in taggers.tables(found).splitlines()
 
 
