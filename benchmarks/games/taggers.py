@@ -143,7 +143,7 @@ def tables(result):
 
 
 def caught(seeds, kind=""):
-    """Of each seed the share of games in which runners of a kind, or all, were caught."""
+    """Shares of games in which runners of a kind, or all, were caught: one for each seed."""
     return [
         np.mean([met["caught"] for other, met in seed.items() if other.startswith(kind)])
         for seed in seeds
