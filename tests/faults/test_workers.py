@@ -89,8 +89,10 @@ def losses(monkeypatch):
 @pytest.mark.fault_a
 @repeats("kills", [5, 20])
 def test_f01_run_with_random_kills_equals_the_whole_run(tmp_path, measured, losses, kills):
-    settings = RUN | {"total_env_steps": 4 * 32 * (7 * kills + 10)}
-    whole = headrace.train("CartPole-v1", run_dir=tmp_path / "whole", num_workers=2, **settings)
+    # Steps of 0.5 ms: a fragment takes as long as the kill may be late, so that most kills hit one
+    env = {"env": "headrace.envs.faulty:Faulty", "env_kwargs": {"slow_step": 5e-4}}
+    settings = RUN | env | {"total_env_steps": 4 * 32 * (7 * kills + 10), "num_workers": 2}
+    whole = headrace.train(run_dir=tmp_path / "whole", **settings)
     chaos = Chaos(random.Random(1), within_s=0.03)
 
     def kill_now_and_then(iteration, metrics):
@@ -98,17 +100,15 @@ def test_f01_run_with_random_kills_equals_the_whole_run(tmp_path, measured, loss
             chaos.soon()
 
     run = headrace.train(
-        "CartPole-v1", run_dir=tmp_path / "run", num_workers=2, max_worker_restarts=100,
-        on_update=kill_now_and_then, **settings,
-    )  # fmt: skip
+        run_dir=tmp_path / "run", max_worker_restarts=100, on_update=kill_now_and_then, **settings
+    )
     chaos.join()
     assert len(chaos.killed_at) == kills
     ledger = run.summary["ledger"]
     # One may be hit twice before it is buried
     assert kills * 3 // 4 <= run.summary["restarts"] == len(losses) <= kills
     assert_balanced(run.summary)
-    assert run.summary["lost_env_steps"] == 0 <= ledger["remade"] <= kills * 2 * 32
-    assert ledger["remade"] > 0 or kills < 20  # each kill hits a batch about one time in three
+    assert run.summary["lost_env_steps"] == 0 < ledger["remade"] <= kills * 2 * 32
     assert_same_run(run, whole)
     for killed_at in chaos.killed_at:
         later = [at - killed_at for at in losses if at >= killed_at]
