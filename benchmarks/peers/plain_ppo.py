@@ -167,21 +167,28 @@ def update(net, optimizer, rollouts, settings):
     obs = rollouts.obs[:-1].flatten(0, 1)
     actions, old_log_probs = rollouts.action.flatten(0, 1), rollouts.log_prob.reshape(-1)
     advantages = advantages.reshape(-1)
+    columns = obs, actions, old_log_probs, advantages, returns
     for _ in range(settings.num_epochs):
         for rows in torch.randperm(len(obs)).chunk(settings.num_minibatches):
-            chances, value = net(obs[rows])
-            ratio = (chances.log_prob(actions[rows]) - old_log_probs[rows]).exp()
-            advantage = advantages[rows]
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-            clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-            policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
-            value_loss = (value - returns[rows]).square().mean()
-            entropy = chances.entropy().mean()
-            loss = policy_loss + VF_COEF * value_loss - settings.ent_coef * entropy
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(net.parameters(), MAX_GRAD_NORM)
-            optimizer.step()
+            gradient_step(net, optimizer, [column[rows] for column in columns], settings.ent_coef)
+
+
+def gradient_step(net, optimizer, columns, ent_coef, of_minibatch=None):
+    """`of_minibatch` replaces `loss`, as by a compiled form of it."""
+    optimizer.zero_grad(set_to_none=True)
+    (of_minibatch or loss)(net, *columns, ent_coef).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), MAX_GRAD_NORM)
+    optimizer.step()
+
+
+def loss(net, obs, action, old_log_prob, advantage, target, ent_coef):
+    chances, value = net(obs)
+    ratio = (chances.log_prob(action) - old_log_prob).exp()
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+    policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
+    value_loss = (value - target).square().mean()
+    return policy_loss + VF_COEF * value_loss - ent_coef * chances.entropy().mean()
 
 
 def make_vector(env, num_envs):

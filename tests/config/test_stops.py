@@ -30,7 +30,7 @@ BESIDES = {
     "models/fast_paths.py": "chooses who computes the gradient",
     "algos/schedules.py": "changes values that have a schedule",
     "algos/base.py": "is the algorithms' base",
-    "algos/ppo_manual_gradient.py": "computes the gradient of the loss",
+    "algos/manual_gradient.py": "computes the gradient of the loss",
 }
 VALUE = 0.8765
 

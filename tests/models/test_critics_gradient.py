@@ -84,6 +84,8 @@ CASES = {
     "a fixed temperature": ("sac", {}, {"ent_coef": 0.2}),
     "no hidden layer": ("sac", {"hidden_sizes": ()}, {}),
     "three hidden layers": ("sac", {"hidden_sizes": (96, 64, 32)}, {}),
+    "tanh": ("sac", {"activation": "tanh"}, {}),
+    "silu": ("td3", {"activation": "silu"}, {}),
     "normalized": ("sac", {"normalize_obs": True}, {}),
     "tqc": ("tqc", {}, {}),
     "redq": ("redq", {"hidden_sizes": (16,)}, {"num_critics": 4}),
@@ -172,7 +174,6 @@ IMAGE = Space("box", (16, 16, 3), "uint8")
 @pytest.mark.parametrize(
     ("algo", "network", "settings", "spaces", "reason"),
     [
-        ("sac", {"activation": "tanh"}, {}, {}, "activation tanh"),
         ("sac", {"precision": "bf16"}, {}, {}, "precision bf16"),
         ("td3", {"arithmetic": "plain"}, {}, {}, "--arithmetic plain"),
         ("sac", {}, {"layer_norm": True}, {}, "--layer-norm"),

@@ -7,10 +7,9 @@ from torch.distributions import Categorical, Normal
 
 import headrace
 from headrace.envs.factory import EnvMaker, env_spec
-from headrace.models import manual_gradient, numpy_inference
 from headrace.models.distributions import head_for
 from headrace.models.policy import Network, Policy
-from tests.support import Counting, Nested, build_policy
+from tests.support import Nested
 
 SPEC = env_spec(EnvMaker(Nested))
 SIZES = [3, 2, 2, 2]  # Discrete, MultiBinary(2), Box(2)
@@ -57,18 +56,6 @@ def test_the_mode_and_the_mask_are_those_of_the_parts():
     masked = head.masked(params, allowed)
     assert head.mode(masked)[:, :3].unique(dim=0).tolist() == [[1, 0, 1]]
     assert torch.equal(masked[:, 7:], means)
-
-
-def test_a_dict_of_actions_takes_the_ordinary_path_and_says_why():
-    def make():
-        env = Counting()
-        env.action_space = gym.spaces.Dict(a=env.action_space)
-        return env
-
-    spec, network = env_spec(EnvMaker(make)), Network()
-    policy = build_policy(spec, network)
-    assert numpy_inference.unsupported(policy, spec, network) == "a Dict or Tuple of actions"
-    assert manual_gradient.unsupported(policy, network) == "a Dict or Tuple of actions"
 
 
 class Looking(torch.nn.Module):

@@ -40,9 +40,9 @@ def minibatch_for(policy, seen=SEEN, rows=ROWS):
     }
 
 
-def of_the_page(policy, minibatch):
+def of_the_page(policy, minibatch, loss=dqn.loss, cfg=CFG):
     """Metrics, and gradients by name."""
-    return test_manual_gradient.of_the_page(policy, minibatch, dqn.loss, CFG)
+    return test_manual_gradient.of_the_page(policy, minibatch, loss, cfg)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -54,13 +54,25 @@ def of_the_page(policy, minibatch):
         (SEEN, {"hidden_sizes": (96, 64, 32)}, {}),
         (SEEN, {"hidden_sizes": (96, 64, 32)}, {"layer_norm": True}),
         (SEEN, {"hidden_sizes": ()}, {"layer_norm": True}),
+        (SEEN, {"activation": "tanh"}, {}),
+        (SEEN, {"activation": "silu", "hidden_sizes": (64, 32)}, {"layer_norm": True}),
         (SEEN, {"normalize_obs": True}, {}),
         (Space("discrete", (), "int64", nvec=(9,), start=(0,)), {}, {}),
     ],
-    ids=["two", "none", "three", "layer norm", "none, layer norm", "normalized", "discrete"],
+    ids=[
+        "two",
+        "none",
+        "three",
+        "layer norm",
+        "none, layer norm",
+        "tanh",
+        "silu, layer norm",
+        "normalized",
+        "discrete",
+    ],
 )
 def test_equals_the_page(seen, network, options, dtype):
-    network = Network(activation="relu", **network)
+    network = Network(**{"activation": "relu"} | network)
     spec = EnvSpec("test", seen, SPEC.action)
     policy = policy_with(network, spec=spec, **options).to(dtype)
     if options:  # gains and shifts unlike the first, so that none is left out
@@ -121,7 +133,6 @@ def test_what_is_not_finite_comes_through(column):
 @pytest.mark.parametrize(
     ("network", "options", "reason"),
     [
-        ({"activation": "tanh"}, {}, "activation tanh"),
         ({"precision": "bf16"}, {}, "precision bf16"),
         ({"arithmetic": "plain"}, {}, "--arithmetic plain"),
         ({}, {"dueling": True}, "--dueling"),

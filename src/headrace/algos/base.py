@@ -167,7 +167,7 @@ class UpdateContext(Generic[ConfigT_co]):
     policy: Policy
     modules: Modules
     config: ConfigT_co
-    step: Callable[[str, Minibatch, float], Metrics]
+    step: Callable[[str, Minibatch, float], dict[str, Any]]
     minibatch_order: Callable[[int], Tensor]
     ranks: Ranks
     progress: float
@@ -304,7 +304,12 @@ def policy_loss(
     return {"policy": LossSpec(function, modules["policy"], config.max_grad_norm, config.adam_eps)}
 
 
-def mean_of(seen: list[Metrics]) -> Metrics:
+def mean_of(seen: list[dict[str, Any]]) -> Metrics:
     """Return the mean of each metric over the gradient steps that have it; {} without any."""
     names = dict.fromkeys(name for metrics in seen for name in metrics)
-    return {name: torch.stack([m[name] for m in seen if name in m]).mean() for name in names}
+    return {name: _mean([m[name] for m in seen if name in m]) for name in names}
+
+
+def _mean(values: list[Tensor | float]) -> Tensor:
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return torch.stack(tensors).mean() if tensors else torch.tensor(values).mean()

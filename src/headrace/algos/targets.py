@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,17 +158,17 @@ def cuts(rows: Minibatch, orders: Tensor, num_minibatches: int, ranks: Ranks) ->
 class Minibatches:
     """The minibatches of an update.
 
-    Columns with one number per row are cut in advance; wider ones when a minibatch is read.
+    Columns `cut` are picked in advance, of all minibatches at once; `rows` when one is read.
     """
 
     rows: Minibatch
     index: list[Tensor] | None
     num_steps: int
-    narrow: dict[str, list[Tensor]]
+    cut: dict[str, list[Tensor]]
 
     def __getitem__(self, number: int) -> Minibatch:
         """Return minibatch `number` of the update."""
-        narrow = {name: parts[number] for name, parts in self.narrow.items()}
+        narrow = {name: parts[number] for name, parts in self.cut.items()}
         if self.index is None:
             return self.rows | narrow
         index = self.index[number]
@@ -232,7 +233,19 @@ def minibatches(
         whole = [torch.arange(valid.shape[1], device=valid.device)] if index is None else index
         index = _each_of(whole, chosen)
         columns_of = {name: _each_of(parts, chosen) for name, parts in columns_of.items()}
+    if index is not None:
+        small = [name for name, part in wide.items() if name != "state" and _is_small(part, index)]
+        for name in small:
+            picked = wide.pop(name).index_select(0, torch.cat(index))
+            columns_of[name] = [*picked.split([len(rows) for rows in index])]
     return Minibatches(wide, index, 0 if cuts is None else cuts.num_steps, columns_of)
+
+
+_SMALL = 64 << 20  # bytes of all minibatches, beyond which they are picked one by one
+
+
+def _is_small(part: Any, index: list[Tensor]) -> bool:
+    return isinstance(part, Tensor) and part[0].nbytes * sum(map(len, index)) < _SMALL
 
 
 def _each_of(parts: Sequence[Tensor], chosen: Sequence[slice | Tensor]) -> list[Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headrace.algos import ppo, ppo_manual_gradient
+from headrace.algos import a2c, manual_gradient, ppo
 from headrace.algos.a2c import A2CAlgorithm
 from headrace.algos.action_values import dqn, dqn_manual_gradient
 from headrace.algos.action_values.pqn import PQNAlgorithm
@@ -51,7 +51,8 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     )
 }
 _WRITTEN_OUT: list[tuple[Callable[..., Any], Callable[..., str], Callable[..., Any]]] = [
-    (ppo.loss, ppo_manual_gradient.unsupported, ppo_manual_gradient.Gradient),
+    (ppo.loss, manual_gradient.unsupported, manual_gradient.PPOGradient),
+    (a2c.loss, manual_gradient.unsupported, manual_gradient.A2CGradient),
     (dqn.loss, dqn_manual_gradient.unsupported, dqn_manual_gradient.Gradient),
     (critics_loss, of_critics.unsupported, of_critics.CriticsGradient),
     (sac.actor_loss, of_critics.policy_unsupported, of_critics.SACGradient),

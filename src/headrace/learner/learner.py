@@ -202,6 +202,8 @@ class PolicyLearner:
         is_first = self.version == 0 and self.policy.has_empty_normalizers
         if is_first:
             self._update_normalizers(batch, config.gamma)
+        for optimizer in self.optimizers.values():
+            optimizer.start_update()
         with self._ranks.meeting(), without_denormals():
             metrics = dict(self._settings.algorithm.update(batch, context))
         if run.lag:
@@ -222,7 +224,7 @@ class PolicyLearner:
         """Return what the metrics of an update warn of, or ""."""
         return self._settings.algorithm.warning(metrics, self._settings.algo)
 
-    def _step(self, loss: str, minibatch: Minibatch, lr: float) -> dict[str, Tensor]:
+    def _step(self, loss: str, minibatch: Minibatch, lr: float) -> dict[str, Any]:
         if loss not in self._steps:
             losses = ", ".join(self._steps)
             raise ConfigError(f"step({loss!r}, ...): expected a loss of the algorithm: {losses}.")

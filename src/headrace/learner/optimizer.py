@@ -1,18 +1,22 @@
 """The optimizer step: zero, backward (mean over ranks), clip, Adam. Only this calls `backward`.
 
-A manual gradient (as `algos/ppo_manual_gradient.py`) replaces `backward`; the rest is the same.
+A manual gradient (as `algos/manual_gradient.py`) replaces `backward`; the rest is the same.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from headrace.batch import Minibatch, each
+
+Metrics = dict[str, Any]
+"""Tensors on the device, or floats."""
 
 
 class ManualGradient(Protocol):
@@ -29,7 +33,10 @@ class ManualGradient(Protocol):
     def parts(self, flat: Tensor) -> Mapping[nn.Parameter, Tensor]:
         """Return each parameter's part of a flat vector with the layout of `parameters`."""
 
-    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    def start_update(self) -> None:
+        """Read what stays the same during an update, such as a normalizer."""
+
+    def __call__(self, minibatch: Minibatch) -> Mapping[str, Tensor | float]:
         """Fill `flat` with the gradient of a minibatch. Return the loss's metrics."""
 
 
@@ -79,34 +86,42 @@ class Optimizer:
         self.nonfinite = torch.zeros((), device=device)
         """Number of steps that were masked, since their gradient was not finite (on the device)."""
 
-    def step(self, minibatch: Minibatch, lr: float | Tensor) -> dict[str, Tensor]:
+    def start_update(self) -> None:
+        """Prepare for the steps of an update: normalizers stay the same during it."""
+        if self._manual is not None:
+            self._manual.start_update()
+
+    def step(self, minibatch: Minibatch, lr: float | Tensor) -> Metrics:
         """Take one optimizer step on the gradient's mean over ranks.
 
         If the gradient's norm is not finite, parameters and Adam's moments stay, and `nonfinite`
         counts the step. The host never waits for the device here.
 
         Returns:
-            The loss's metrics, and `grad_norm`, the norm before clipping; on the device.
+            The loss's metrics, and `grad_norm`, the norm before clipping: tensors on the device,
+            or floats.
         """
         parts = _parts(minibatch, self._num_parts)
+        norm: Any
         if self._manual is None:
             metrics, norm = self._by_autograd(parts)
             bad = (~torch.isfinite(norm)).float()
             self.nonfinite += bad
-            self._adam.step([p.grad for p in self._parameters], lr, masked=bad)
+            with torch.no_grad():
+                self._adam.step([p.grad for p in self._parameters], lr, masked=bad)
         else:
             metrics, norm = self._manually(parts, self._manual)
-            if math.isfinite(norm):  # on the CPU: no wait for a device
+            if math.isfinite(norm):
                 self._adam.step([self._manual.flat], lr)
             else:
                 self.nonfinite += 1
         return metrics | {"grad_norm": norm}
 
-    def _by_autograd(self, parts: list[Minibatch]) -> tuple[dict[str, Tensor], Tensor]:
+    def _by_autograd(self, parts: list[Minibatch]) -> tuple[Metrics, Tensor]:
         """Set each parameter's `grad`, clipped. Return metrics, and the norm before clipping."""
         for parameter in self._parameters:
             parameter.grad = None
-        metrics: dict[str, Tensor] = {}
+        metrics: Metrics = {}
         for number, part in enumerate(parts, start=1):
             with self._alone(number < len(parts)):
                 total, of_part = self._loss(part)
@@ -120,21 +135,20 @@ class Optimizer:
             torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         return metrics, norm
 
-    def _manually(
-        self, parts: list[Minibatch], gradient: ManualGradient
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def _manually(self, parts: list[Minibatch], gradient: ManualGradient) -> tuple[Metrics, float]:
         """Set `gradient.flat`, clipped. Return metrics, and the norm before clipping."""
-        metrics, before = gradient(parts[0]), None
+        metrics, before = dict(gradient(parts[0])), None
         for part in parts[1:]:
             before = gradient.flat.clone() if before is None else before + gradient.flat
             metrics = _added(metrics, gradient(part))
         if before is not None:
             gradient.flat.add_(before)
         self._over_ranks(gradient.flat)
-        norm = torch.linalg.vector_norm(gradient.flat)
-        shortening = self.max_grad_norm / (float(norm) + 1e-6)
+        array = gradient.flat.numpy()  # a manual gradient is the CPU's
+        norm = math.sqrt(np.dot(array, array))
+        shortening = self.max_grad_norm / (norm + 1e-6)
         if 0 < shortening < 1:
-            gradient.flat.mul_(shortening)
+            array *= shortening
         return metrics, norm
 
     def _alone(self, more: bool) -> contextlib.AbstractContextManager[None]:
@@ -183,25 +197,23 @@ class _Adam:
         dtypes = {p.dtype for p in self.parameters}  # the kernel takes one dtype at a time
         self._groups = [[i for i, p in enumerate(self.parameters) if p.dtype == d] for d in dtypes]
 
-    @torch.no_grad()
     def step(
         self,
         gradients: Sequence[Tensor | None],
-        lr: float | Tensor,
+        lr: Any,
         masked: Tensor | None = None,
     ) -> None:
         """Step the parameters that have a gradient. Do not step or count if `masked` is 1."""
         self._count += 1
         for group in self._groups:
-            present = [(i, g) for i in group if (g := gradients[i]) is not None]
-            indices = [i for i, _ in present]
+            found = [i for i in group if gradients[i] is not None]
             torch._fused_adam_(
-                [self.parameters[i] for i in indices],
-                [gradient for _, gradient in present],
-                [self._mean[i] for i in indices],
-                [self._square[i] for i in indices],
+                [self.parameters[i] for i in found],
+                [gradients[i] for i in found],  # type: ignore[misc]
+                [self._mean[i] for i in found],
+                [self._square[i] for i in found],
                 [],
-                [self._count] * len(indices),
+                [self._count] * len(found),
                 lr=lr,
                 beta1=self._beta1,
                 beta2=0.999,
@@ -227,12 +239,12 @@ class _Adam:
         return [parts[p] for p in self._shaped]
 
 
-def _added(metrics: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
+def _added(metrics: Metrics, more: Mapping[str, Any]) -> Metrics:
     """Return the sums of metrics; those of each row are joined."""
     if not metrics:
-        return more
+        return dict(more)
     return {
-        name: torch.cat((metrics[name], value)) if value.dim() else metrics[name] + value
+        name: torch.cat((metrics[name], value)) if np.ndim(value) else metrics[name] + value
         for name, value in more.items()
     }
 

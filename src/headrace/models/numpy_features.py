@@ -63,14 +63,24 @@ class NumpyMask:
     """In place of the logit, or the value, of a choice that is not allowed."""
 
     def __init__(self, policy: Policy, spec: EnvSpec) -> None:
-        self._key = spec.mask_key if policy.head.num_choices else ""
+        head = policy.head
+        self._key = spec.mask_key if head.num_choices else ""
+        nothing = torch.zeros(head.num_choices, dtype=torch.bool)
+        # Of the params: a bit belongs to each
+        self._choices = head.masked(torch.zeros(head.num_params), nothing).numpy() != 0
 
     def applier(self, arrays: Arrays) -> Callable[[int, Floats], None]:
         """Return a function that masks params `[num_choices, n]` of step t, in place."""
         if not self._key:
             return lambda t, params: None
-        bits = columns(arrays[self._key])
-        return lambda t, params: np.copyto(params, self.LEAST, where=bits[t] == 0)
+        bits, choices = columns(arrays[self._key]), self._choices
+        if choices.all():
+            return lambda t, params: np.copyto(params, self.LEAST, where=bits[t] == 0)
+
+        def apply(t: int, params: Floats) -> None:
+            params[choices] = np.where(bits[t] == 0, self.LEAST, params[choices])
+
+        return apply
 
 
 def columns(array: NDArray[Any]) -> NDArray[Any]:

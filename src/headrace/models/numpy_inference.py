@@ -5,6 +5,7 @@ Values and log-probs are computed after a fragment's last step, and equal those 
 within 4e-6. Rows here are features and columns are envs, as in `numpy_features.py`.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,6 @@ def why_not(
         "a policy of its own kind": type(policy) is not kind,
         "a recurrent core": network.core != "none",
         "images": has_images(spec),
-        "a Dict or Tuple of actions": isinstance(policy.head, Product),
         "on a GPU": next(policy.parameters()).is_cuda,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -156,6 +156,8 @@ def _sampler(head: Head, noise: Tensor) -> _Sample:
             np.add(params, spread[t], out=action)
 
         return sample
+    if isinstance(head, Product):
+        return _sampler_of_parts(head, noise)
     uniform = _columns(noise)
     if isinstance(head, Categorical):
         draws = [row[0] for row in uniform]
@@ -167,6 +169,28 @@ def _sampler(head: Head, noise: Tensor) -> _Sample:
             _choose(part, u, row)
 
     return sample_each
+
+
+def _sampler_of_parts(head: Product, noise: Tensor) -> _Sample:
+    parts = _parts(head)
+    samplers = [_sampler(part, noise[..., numbers]) for part, _, numbers in parts]
+
+    def sample_each(t: int, params: Floats, action: NDArray[Any]) -> None:
+        for sample, (_, of_part, numbers) in zip(samplers, parts, strict=True):
+            sample(t, params[of_part], action[numbers])
+
+    return sample_each
+
+
+def _parts(head: Product) -> list[tuple[Head, slice, slice]]:
+    """Return each part, and the slices of its params and of the numbers of its actions."""
+    parts = [part for part in head.parts if isinstance(part, Head)]
+    ends = [
+        itertools.accumulate(sizes, initial=0)
+        for sizes in ([p.num_params for p in parts], [p.num_draws for p in parts])
+    ]
+    slices = [[slice(*pair) for pair in itertools.pairwise(of)] for of in ends]
+    return list(zip(parts, *slices, strict=True))
 
 
 def _ends(head: Head) -> list[int]:
@@ -191,13 +215,19 @@ def _log_prob(head: Head, params: Floats, action: NDArray[Any]) -> Floats:
         return log_prob.sum(1)  # type: ignore[no-any-return]
     if isinstance(head, Categorical):
         return _log_p(params, action)
+    if isinstance(head, Product):
+        each = [
+            _log_prob(part, params[:, of_part], action[:, numbers])
+            for part, of_part, numbers in _parts(head)
+        ]
+        return np.sum(each, 0)  # type: ignore[no-any-return]
     parts = zip(np.split(params, _ends(head), 1), action.swapaxes(0, 1), strict=True)
     return np.sum([_log_p(*of) for of in parts], 0)  # type: ignore[no-any-return]
 
 
 def _log_p(logits: Floats, choice: NDArray[Any]) -> Floats:
     logits = logits - logits.max(1, keepdims=True)
-    chosen = np.take_along_axis(logits, choice[:, None], 1)[:, 0]
+    chosen = np.take_along_axis(logits, choice[:, None].astype(np.int64, copy=False), 1)[:, 0]
     return chosen - np.log(np.exp(logits).sum(1))  # type: ignore[no-any-return]
 
 

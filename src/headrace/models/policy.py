@@ -2,7 +2,7 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -202,7 +202,7 @@ class Policy(nn.Module):
         seen = self.seen(obs)
         return seen if self.normalize_obs is None else self.normalize_obs(seen)
 
-    def _game_state(self, obs: Obs) -> tuple[Tensor, ...]:
+    def game_state(self, obs: Obs) -> tuple[Tensor, ...]:
         """Return the state of the game, normalized if so configured; () if no critic sees one."""
         if not (key := self._spec.state_key):
             return ()
@@ -227,7 +227,7 @@ class Policy(nn.Module):
         """
         if state is None:
             with self._precision():
-                return self._masked(obs, *self.model(self._input(obs), *self._game_state(obs)))
+                return self._masked(obs, *self.model(self._input(obs), *self.game_state(obs)))
         assert reset is not None
         hidden = self._core(*self._sequence(obs, state, reset))
         return self._from_core(obs, hidden.reshape(*reset.shape, -1))
@@ -279,7 +279,7 @@ class Policy(nn.Module):
 
     def _from_core(self, obs: Obs, hidden: Tensor) -> tuple[Tensor, Tensor]:
         with self._precision():
-            outputs = self.model.heads(hidden, *self._game_state(obs))  # type: ignore[operator]
+            outputs = self.model.heads(hidden, *self.game_state(obs))  # type: ignore[operator]
             return self._masked(obs, *outputs)
 
     def _precision(self) -> contextlib.AbstractContextManager[None]:
@@ -288,11 +288,18 @@ class Policy(nn.Module):
     def _masked(self, obs: Obs, params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if self._bf16:
             params, value = params.float(), value.float()
-        if self._spec.mask_key:
-            mask: Tensor = obs[self._spec.mask_key]  # type: ignore[index]
-            bits = mask.reshape(*params.shape[:-1], self.head.num_choices)
-            params = self.head.masked(params, bits != 0)
-        return params, value
+        allowed = self.allowed(obs, params.shape[:-1])
+        return params if allowed is None else self.head.masked(params, allowed), value
+
+    def allowed(self, obs: Obs, shape: Sequence[int]) -> Tensor | None:
+        """Return the action mask of observations `[*shape, ...]`; None if they have none.
+
+        It is bool, `[*shape, num_choices]`.
+        """
+        if not (key := self._spec.mask_key):
+            return None
+        assert isinstance(obs, dict)
+        return obs[key].reshape(*shape, self.head.num_choices) != 0
 
     def act(self, obs: Obs, noise: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:
         """Sample actions.

@@ -4,6 +4,8 @@
 This needs fewer operations, and one vector holds all parameters.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from headrace.batch import Minibatch
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
 from headrace.models.action_values.value_distributions import MeanOnly
-from headrace.models.manual_mlp import FlatParameters, ManualMlp
+from headrace.models.manual.dense import ACTIVATIONS, Dense, FlatParameters, linear
 from headrace.models.networks import FlatEncoder
 from headrace.models.policy import Network
 
@@ -27,7 +29,7 @@ def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
         "--arithmetic plain": network.arithmetic == "plain",
         f"precision {network.precision}": network.precision != "fp32",
         "a policy of its own kind": type(policy) is not QPolicy,
-        f"activation {network.activation}": network.activation != "relu",
+        f"activation {network.activation}": network.activation not in ACTIVATIONS,
         "an observation that is no plain vector": not isinstance(model.encoder, FlatEncoder),
         "a distribution of returns": not isinstance(model.returns, MeanOnly),
         "noise in weights": isinstance(model.actor, NoisyLinear),
@@ -46,7 +48,9 @@ class Gradient(FlatParameters):
         self._policy, self._encoder = policy, model.encoder
         layers, norms = [*model.trunk.layers, model.actor], [*model.trunk.norms]
         super().__init__([p for layer in (*layers, *norms) for p in (layer.weight, layer.bias)])
-        self._net = ManualMlp(layers, norms)
+        hidden = itertools.zip_longest(model.trunk.layers, norms)
+        net = [linear(self, layer, network.activation, norm) for layer, norm in hidden]
+        self._net = Dense([*net, linear(self, model.actor)])
 
     @torch.no_grad()
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
@@ -59,5 +63,6 @@ class Gradient(FlatParameters):
         # Huber's loss has the error, clipped to ±1, for its gradient.
         error = value - minibatch["target"].unsqueeze(1)
         of_value = error.clamp_(-1, 1).mul_(minibatch["weight"].unsqueeze(1))
-        self._net.fill(torch.zeros_like(values).scatter_(1, action, of_value), self.gradients)
+        self._net.output_gradient.zero_().scatter_(1, action, of_value)
+        self._net.fill()
         return metrics

@@ -6,6 +6,7 @@ need fewer operations, and one vector holds all parameters of a module. Left out
 need no gradient.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from headrace.models.critics.actor import ActorNetwork, ActorPolicy
 from headrace.models.critics.critics import Critics, join
 from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.critics.temperature import Temperature
-from headrace.models.manual_mlp import FlatParameters, ManualMlp
+from headrace.models.manual.dense import ACTIVATIONS, Dense, FlatParameters, Layer, batched, linear
 from headrace.models.networks import FlatEncoder
 from headrace.models.policy import Network
 
@@ -32,7 +33,7 @@ def unsupported(critics: Critics, network: Network, cfg: Any) -> str:
     reasons = {
         "--arithmetic plain": network.arithmetic == "plain",
         f"precision {network.precision}": network.precision != "fp32",
-        f"activation {network.activation}": network.activation != "relu",
+        f"activation {network.activation}": network.activation not in ACTIVATIONS,
         "an observation that is no plain vector": not isinstance(critics.encoder, FlatEncoder),
         "actions that are choices": critics.num_choices > 0,
         "--layer-norm": cfg.layer_norm,
@@ -54,12 +55,25 @@ def policy_unsupported(
     return unsupported(critics, network, cfg)
 
 
+def _layers(
+    critics: Critics,
+    network: Network,
+    flat: FlatParameters | None = None,
+    first: int | None = None,
+) -> list[Layer]:
+    """Return the layers of so many first critics; `flat` as in `batched`."""
+    *hidden, last = critics.layers
+    each = [batched(layer, network.activation, flat, first) for layer in hidden]
+    return [*each, batched(last, "", flat, first)]
+
+
 class CriticsGradient(FlatParameters):
     """A `ManualGradient` of `critics_loss`. All parameters become views of one vector."""
 
     def __init__(self, critics: Critics, network: Network, cfg: Any) -> None:
         super().__init__(list(critics.layers.parameters()))
-        self._critics, self._net = critics, ManualMlp([*critics.layers])
+        self._critics = critics
+        self._net = Dense(_layers(critics, network, flat=self))
 
     @torch.no_grad()
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
@@ -68,8 +82,9 @@ class CriticsGradient(FlatParameters):
         x = join(critics.encoder(minibatch["seen"]), minibatch["action"], self.flat.dtype)
         outputs = self._net.forward(x.expand(critics.num_critics, *x.shape))
         _, metrics = loss_of_outputs(critics.estimate, outputs, target, weight)
-        signal = critics.estimate.loss_gradient(outputs, target).mul_(weight.unsqueeze(-1))
-        self._net.fill(signal, self.gradients)
+        signal = critics.estimate.loss_gradient(outputs, target)
+        torch.mul(signal, weight.unsqueeze(-1), out=self._net.output_gradient)
+        self._net.fill()
         return metrics
 
 
@@ -80,27 +95,41 @@ class PolicyGradient(FlatParameters):
         first: the policy improves the value of so many of the critics; None: of all.
     """
 
-    def __init__(self, policy: ActorPolicy, critics: Critics, first: int | None = None) -> None:
+    def __init__(
+        self, policy: ActorPolicy, network: Network, critics: Critics, first: int | None = None
+    ) -> None:
         model = policy.model
         assert isinstance(model, ActorNetwork)
         layers = [*model.trunk.layers, model.actor]
         super().__init__([p for layer in layers for p in (layer.weight, layer.bias)])
         self._policy, self._critics, self._encoder = policy, critics, model.encoder
-        self._net, self._of_critics = ManualMlp(layers), ManualMlp([*critics.layers], first=first)
-        self._num_critics = first or critics.num_critics
+        hidden = [linear(self, layer, network.activation) for layer in model.trunk.layers]
+        self._net = Dense([*hidden, linear(self, model.actor)])
+        self._network, self._num_critics = network, first or critics.num_critics
+
+    @functools.cached_property
+    def _of_critics(self) -> Dense:
+        """The critics that judge actions. Once used, their weights do not move in memory."""
+        return Dense(_layers(self._critics, self._network, first=self._num_critics))
 
     def _params(self, obs: Obs) -> tuple[Obs, Tensor]:
         """Return normalized observations, and the parameters of the head."""
         seen = self._policy.normalized(obs)
         return seen, self._net.forward(self._encoder(seen).to(self.flat.dtype))
 
+    def _fill(self, signal: Tensor) -> None:
+        """Fill `flat` from the gradient of the head's parameters."""
+        self._net.output_gradient.copy_(signal)
+        self._net.fill()
+
     def _value(self, seen: Obs, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of actions, `[B]`, and their gradient, `[B, size]`."""
         estimate = self._critics.estimate
         x = join(self._critics.encoder(seen), action, self.flat.dtype)
         outputs = self._of_critics.forward(x.expand(self._num_critics, *x.shape))
-        of_input = self._of_critics.of_input(estimate.improvement_gradient(outputs))
-        return estimate.to_improve(outputs), of_input.sum(0)[:, -action.shape[-1] :]
+        value = estimate.to_improve(outputs)
+        self._of_critics.output_gradient.copy_(estimate.improvement_gradient(outputs))
+        return value, self._of_critics.of_input().sum(0)[:, -action.shape[-1] :]
 
 
 class SACGradient(PolicyGradient):
@@ -115,7 +144,7 @@ class SACGradient(PolicyGradient):
         critics: Critics,
         temperature: Temperature,
     ) -> None:
-        super().__init__(policy, critics)
+        super().__init__(policy, network, critics)
         self._temperature, self._cfg = temperature, cfg
 
     @torch.no_grad()
@@ -132,7 +161,7 @@ class SACGradient(PolicyGradient):
         weight = weight.unsqueeze(-1)
         of_action, of_log_prob = -weight * of_value, weight * self._temperature()
         signal = head.draw_gradient(params, normal, action, of_action, of_log_prob)
-        self._net.fill(signal, self.gradients)
+        self._fill(signal)
         return metrics
 
 
@@ -142,7 +171,7 @@ class TD3Gradient(PolicyGradient):
     def __init__(
         self, policy: ActorPolicy, network: Network, cfg: TD3, *, critics: Critics
     ) -> None:
-        super().__init__(policy, critics, first=1)
+        super().__init__(policy, network, critics, first=1)
 
     @torch.no_grad()
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
@@ -152,8 +181,7 @@ class TD3Gradient(PolicyGradient):
         action = self._policy.head.mode(params)
         value, of_value = self._value(seen, action)
         # tanh'(x) = 1 - tanh(x)²
-        signal = of_value * -weight.unsqueeze(-1) * (1 - action.square())
-        self._net.fill(signal, self.gradients)
+        self._fill(of_value * -weight.unsqueeze(-1) * (1 - action.square()))
         return {"actor_loss": -(value * weight).sum()}
 
 

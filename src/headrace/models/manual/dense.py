@@ -1,0 +1,257 @@
+"""Dense layers forward and backward without autograd: few operations, in memory that is reused.
+
+Left out: losses (`algos/`), and the two trunks of actor and critic (`actor_critic.py`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headrace.models.networks import NORM_EPS
+
+
+class FlatParameters:
+    """Parameters that become views of one vector.
+
+    Attributes:
+        parameters: the vector.
+        flat: a gradient of the same layout, 0 at first.
+    """
+
+    def __init__(self, shaped: Sequence[nn.Parameter]) -> None:
+        self._shaped = shaped
+        self.parameters = torch.cat([p.detach().flatten() for p in shaped])
+        self.flat = torch.zeros_like(self.parameters)
+        values, self._gradients = self.parts(self.parameters), self.parts(self.flat)
+        for parameter, part in values.items():
+            parameter.data = part
+
+    def parts(self, flat: Tensor) -> dict[nn.Parameter, Tensor]:
+        """Return each parameter's part of a flat vector with the layout of `parameters`."""
+        pieces = torch.split_with_sizes(flat, [p.numel() for p in self._shaped])
+        return {p: piece.view_as(p) for p, piece in zip(self._shaped, pieces, strict=True)}
+
+    def start_update(self) -> None:
+        """Read what stays the same during an update; nothing by default."""
+
+    def both(self, parameter: Any) -> tuple[Tensor, Tensor]:
+        """Return a parameter and its gradient."""
+        return parameter.detach(), self._gradients[parameter]
+
+    def stacked(self, parameters: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Return neighbours in the vector, of one shape, and their gradients: `[E, *shape]`."""
+        first = parameters[0]
+        shape, size = (len(parameters), *first.shape), len(parameters) * first.numel()
+        start = (first.data_ptr() - self.parameters.data_ptr()) // first.element_size()
+        values, gradients = (
+            flat[start : start + size].view(shape) for flat in (self.parameters, self.flat)
+        )
+        assert all(a.data_ptr() == b.data_ptr() for a, b in zip(values, parameters, strict=True))
+        return values, gradients
+
+
+class Activation(NamedTuple):
+    """An activation and its derivative, both in place.
+
+    Attributes:
+        forward: replaces an array of sums by activations.
+        backward: (gradient of the activations, activations, sums) -> None: replaces that gradient
+            by the gradient of the sums.
+        needs_sums: whether the derivative needs sums as well as activations.
+    """
+
+    forward: Callable[[NDArray[Any]], Any]
+    backward: Callable[[Tensor, Tensor, Tensor | None], Any]
+    needs_sums: bool = False
+
+
+_of_tanh = torch.ops.aten.tanh_backward.grad_input
+_of_relu = torch.ops.aten.threshold_backward.grad_input
+_of_elu = torch.ops.aten.elu_backward.grad_input
+_of_silu = torch.ops.aten.silu_backward.grad_input
+ACTIVATIONS = {
+    "tanh": Activation(  # torch's tanh takes longer on some CPUs
+        lambda x: np.tanh(x, out=x), lambda signal, h, _: _of_tanh(signal, h, grad_input=signal)
+    ),
+    "relu": Activation(
+        lambda x: np.maximum(x, 0, out=x),
+        lambda signal, h, _: _of_relu(signal, h, 0, grad_input=signal),
+    ),
+    "elu": Activation(
+        lambda x: nn.functional.elu_(torch.from_numpy(x)),
+        lambda signal, h, _: _of_elu(signal, 1, 1, 1, True, h, grad_input=signal),
+    ),
+    "silu": Activation(
+        lambda x: nn.functional.silu(torch.from_numpy(x), inplace=True),
+        lambda signal, _, x: _of_silu(signal, x, grad_input=signal),
+        needs_sums=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of one network, or of E networks side by side, and what computes its gradient.
+
+    Attributes:
+        weight: `[(E,) num_in, num_out]`.
+        bias: `[num_out]`, or `[E, 1, num_out]`.
+        of_weight, of_bias: their gradients. `of_weight` is `[(E,) num_out, num_in]` if
+            `is_transposed`, as `nn.Linear` stores it.
+        activation: None: there is none.
+        norm: gain, shift, and their gradients, of layer normalization before the activation; or
+            nothing.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    of_weight: Tensor
+    of_bias: Tensor
+    is_transposed: bool
+    activation: Activation | None
+    norm: Sequence[Tensor] = ()
+
+
+def linear(
+    flat: FlatParameters, layer: Any, activation: str = "", norm: nn.Module | None = None
+) -> Layer:
+    """Return an `nn.Linear` whose parameters are in a vector, as a `Layer`."""
+    (weight, of_weight), (bias, of_bias) = flat.both(layer.weight), flat.both(layer.bias)
+    pairs = [] if norm is None else [flat.both(norm.weight), flat.both(norm.bias)]
+    of_norm = [tensor for tensors in zip(*pairs, strict=True) for tensor in tensors]
+    return Layer(weight.t(), bias, of_weight, of_bias, True, ACTIVATIONS.get(activation), of_norm)
+
+
+def linears(flat: FlatParameters, layers: Sequence[Any], activation: str) -> Layer:
+    """Return one `nn.Linear` of each of E networks, all of one size, as a `Layer`."""
+    weight, of_weight = flat.stacked([layer.weight for layer in layers])
+    bias, of_bias = (b.unsqueeze(1) for b in flat.stacked([layer.bias for layer in layers]))
+    transposed = weight.transpose(1, 2)
+    return Layer(transposed, bias, of_weight, of_bias, True, ACTIVATIONS[activation])
+
+
+def batched(layer: Any, activation: str, flat: FlatParameters | None, first: int | None) -> Layer:
+    """Return a `BatchedLinear` of critics as a `Layer`.
+
+    Args:
+        flat: None: it gets no gradient.
+        first: only so many of the networks; None: all.
+    """
+    weight, bias = layer.weight.detach()[:first], layer.bias.detach()[:first]
+    of_weight, of_bias = weight, bias
+    if flat is not None:
+        of_weight, of_bias = flat.both(layer.weight)[1], flat.both(layer.bias)[1]
+    return Layer(weight, bias, of_weight, of_bias, False, ACTIVATIONS.get(activation))
+
+
+class Dense:
+    """Layers of one network, or of E side by side. It remembers its last forward pass.
+
+    Its results lie in memory that the next pass writes to. Memory grows to the most rows so far.
+
+    Attributes:
+        output_gradient: memory for the gradient of the output, `[(E,) B, num_out]`, after a forward
+            pass. The backward pass overwrites it, and the output.
+    """
+
+    output_gradient: Tensor
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+        self._backwards = [*enumerate(layers)][::-1]
+        is_batched = self._is_batched = layers[0].weight.dim() == 3
+        self._product: Callable[..., Tensor] = torch.bmm if is_batched else torch.mm
+        self._plus_product: Callable[..., Tensor] = torch.baddbmm if is_batched else torch.addmm
+        self._back = [layer.weight.transpose(-1, -2) for layer in layers]
+        self._rows, self._memory = 0, [torch.empty(0)]
+        # Of each layer, in the last pass: output, and its array; input, sums, normalization
+        self._outputs: list[tuple[Tensor, NDArray[Any]]] = []
+        self._inputs = [torch.empty(0)] * (len(layers) + 1)
+        self._sums: list[Any] = [None] * len(layers)
+        self._norms: list[tuple[Any, ...]] = [()] * len(layers)
+        # The gradients of each layer's input, and of the last output; and transposed
+        self._signals: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the last layer, `[(E,) B, num_out]`.
+
+        Args:
+            x: `[(E,) B, num_in]`, without autograd's graph.
+        """
+        if x.shape[-2] != self._rows:
+            self._allocate(x.shape[-2])
+        self._inputs[0] = x
+        for number, layer in enumerate(self._layers):
+            out, array = self._outputs[number]
+            x = self._plus_product(layer.bias, x, layer.weight, out=out)
+            if layer.norm:
+                gain, shift, *_ = layer.norm
+                x, mean, scale = torch.native_layer_norm(x, gain.shape, gain, shift, NORM_EPS)
+                self._norms[number] = out, gain.shape, mean, scale, gain, shift
+                array = x.numpy()
+            if layer.activation is not None:
+                if layer.activation.needs_sums:
+                    self._sums[number] = x.clone()
+                layer.activation.forward(array)
+            self._inputs[number + 1] = x
+        return x
+
+    def fill(self) -> None:
+        """Fill the gradients of all layers from `output_gradient`."""
+        for number, layer in self._backwards:
+            signal, transposed = self._of_sums(number, layer)
+            if layer.is_transposed:
+                self._product(transposed, self._inputs[number], out=layer.of_weight)
+            else:
+                below = self._inputs[number].transpose(-1, -2)
+                self._product(below, signal, out=layer.of_weight)
+            torch.sum(signal, -2, keepdim=self._is_batched, out=layer.of_bias)
+            if number:
+                self._product(signal, self._back[number], out=self._signals[number][0])
+
+    def of_input(self) -> Tensor:
+        """Return the gradient of the input, `[(E,) B, num_in]`, from `output_gradient`."""
+        for number, layer in self._backwards:
+            signal, _ = self._of_sums(number, layer)
+            self._product(signal, self._back[number], out=self._signals[number][0])
+        return self._signals[0][0]
+
+    def _of_sums(self, number: int, layer: Layer) -> tuple[Tensor, Tensor]:
+        """Return the gradient of a layer's sums from that of its output; and transposed."""
+        signal, transposed = self._signals[number + 1]
+        if layer.activation is not None:
+            layer.activation.backward(signal, self._inputs[number + 1], self._sums[number])
+        if not layer.norm:
+            return signal, transposed
+        signal, of_gain, of_shift = torch.ops.aten.native_layer_norm_backward(
+            signal, *self._norms[number], [True] * 3
+        )
+        layer.norm[2].copy_(of_gain)
+        layer.norm[3].copy_(of_shift)
+        return signal, signal.transpose(-1, -2)
+
+    def _allocate(self, rows: int) -> None:
+        """Shape the memory for so many rows; allocate it if there are more than ever before."""
+        self._rows = rows
+        weights = [layer.weight for layer in self._layers]
+        widths = [weight.shape[-1] for weight in weights]
+        widths = [*widths, weights[0].shape[-2], *widths]  # of outputs, and of all signals
+        shapes = [(*weights[0].shape[:-2], rows, width) for width in widths]
+        if self._memory[0].numel() < math.prod(shapes[0]):
+            self._memory = [weights[0].new_empty(math.prod(shape)) for shape in shapes]
+        sized = zip(self._memory, shapes, strict=True)
+        shaped = [memory[: math.prod(shape)].view(shape) for memory, shape in sized]
+        outputs, signals = shaped[: len(weights)], shaped[len(weights) :]
+        for number in range(1, len(weights)):
+            if signals[number].shape == outputs[number].shape:
+                # What a layer put out is no longer read then, and is still in the cache.
+                signals[number] = outputs[number]
+        self._outputs = [(out, out.numpy()) for out in outputs]
+        self._signals = [(signal, signal.transpose(-1, -2)) for signal in signals]
+        self.output_gradient = signals[-1]
