@@ -15,7 +15,6 @@ from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, TrackedVerb, Verb
 from headrace.config.resolve import read_config_file
 from headrace.config.run_config import Frozen, KeyValues
-from headrace.envs.check.checker import check_env as check
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate as run_episodes
 from headrace.evaluation.trained_policies import load_policies
@@ -215,7 +214,9 @@ class _CheckEnv(JsonVerb):
     """Of episodes and actions."""
 
     def execute(self, argv: list[str]) -> int:
-        report = check(
+        from headrace.envs.check.checker import check_env  # other verbs do not need it
+
+        report = check_env(
             self.env, self.env_kwargs, num_steps=self.num_steps, seed=self.seed, say=self.say
         )
         self.answer(report.to_json(), report.summary)

@@ -54,10 +54,10 @@ class Network:
     """Arithmetic of the network's products; weights, losses and gradients are fp32 in any case."""
     arithmetic: Literal["auto", "plain"] = "auto"
     """How small networks are computed; plain: by torch's own operations, one by one; auto: where
-    these take longer than the arithmetic itself, workers act by NumPy (without images), and the
-    losses of PPO and DQN have gradients of their own (of Box observations without image or mask):
-    the same but for rounding, on the CPU, in fp32, with a network of our own; on a GPU, a gradient
-    step is a CUDA graph. A run can be repeated exactly only with the same value."""
+    these take longer than the arithmetic itself, workers act by NumPy, and gradients are written
+    out instead of autograd's: the same but for rounding, on the CPU, in fp32, without images, with
+    a network of our own; on a GPU, a gradient step is a CUDA graph. A run can be repeated exactly
+    only with the same value."""
 
     @property
     def state_size(self) -> int:

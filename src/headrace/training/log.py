@@ -13,9 +13,6 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from headrace.storage.files import AppendFile, RetriedWrite, write_whole
 from headrace.storage.metrics import (
@@ -49,23 +46,34 @@ class MetricsLog:
             # TensorBoard finds files by the first word, and sorts them by the number.
             name = f"events.out.tfevents.{time.time_ns():020d}.{platform.node()}.{os.getpid()}"
             self._events = opened.enter_context(contextlib.closing(AppendFile(events / name)))
-            self._records = RecordWriter(self._events)
-            self._add(file_version="brain.Event:2")
-            begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps
-            self._add(step=env_steps, session_log=begin)
-            self._events.flush()
             opened.pop_all()
+        self._started_at = env_steps
+        self._records: Any = None
         self._writing = RetriedWrite("Metrics", run_dir)
 
-    def _add(self, **fields: Any) -> None:
-        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+    def _add_means(self, env_steps: int, means: dict[str, float | None]) -> None:
+        """Write a TensorBoard event."""
+        # Imported at the first row: the import takes 0.2 s, which would delay the first env step
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        def add(**fields: Any) -> None:
+            self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+
+        if self._records is None:
+            self._records = RecordWriter(self._events)
+            add(file_version="brain.Event:2")
+            begin = SessionLog(status=SessionLog.START)  # TensorBoard drops later steps
+            add(step=self._started_at, session_log=begin)
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in means.items() if v is not None]
+        add(step=env_steps, summary=Summary(value=values))
 
     def write(self, metrics: dict[str, Any]) -> None:
         """Append the row of an update. None and NaN become null."""
         finite = {k: v if is_number(v) else None for k, v in metrics.items()}
         self._rows.write(_line(finite))
-        values = [Summary.Value(tag=k, simple_value=v) for k, v in finite.items() if v is not None]
-        self._add(step=metrics["env_steps"], summary=Summary(value=values))
+        self._add_means(metrics["env_steps"], finite)
 
     def flush(self) -> None:
         """Write all rows to the files. While the disk is full, they wait in memory."""

@@ -60,14 +60,14 @@ class Activation(NamedTuple):
     """An activation and its derivative, both in place.
 
     Attributes:
-        forward: replaces an array of sums by activations.
-        backward: (gradient of the activations, activations, sums) -> None: replaces that gradient
+        apply: replaces an array of sums by activations.
+        pull: (gradient of the activations, activations, sums) -> None: replaces that gradient
             by the gradient of the sums.
         needs_sums: whether the derivative needs sums as well as activations.
     """
 
-    forward: Callable[[NDArray[Any]], Any]
-    backward: Callable[[Tensor, Tensor, Tensor | None], Any]
+    apply: Callable[[NDArray[Any]], Any]
+    pull: Callable[[Tensor, Tensor, Tensor | None], Any]
     needs_sums: bool = False
 
 
@@ -198,7 +198,7 @@ class Dense:
             if layer.activation is not None:
                 if layer.activation.needs_sums:
                     self._sums[number] = x.clone()
-                layer.activation.forward(array)
+                layer.activation.apply(array)
             self._inputs[number + 1] = x
         return x
 
@@ -226,7 +226,7 @@ class Dense:
         """Return the gradient of a layer's sums from that of its output; and transposed."""
         signal, transposed = self._signals[number + 1]
         if layer.activation is not None:
-            layer.activation.backward(signal, self._inputs[number + 1], self._sums[number])
+            layer.activation.pull(signal, self._inputs[number + 1], self._sums[number])
         if not layer.norm:
             return signal, transposed
         signal, of_gain, of_shift = torch.ops.aten.native_layer_norm_backward(
