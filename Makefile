@@ -7,7 +7,7 @@ RUN ?= runs/demo-$(NOW)
 
 .PHONY: demo test test-more test-all test-faults test-trackers browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
-.PHONY: presets bench-inference bench-lag bench-cluster bench-profile bench-autoscale
+.PHONY: presets bench-regression bench-inference bench-lag bench-cluster bench-profile bench-autoscale
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -101,6 +101,10 @@ bench-tag: $(VENV)/.kernels $(VENV)/.plot $(VENV)/.video
 ## Presets with their seeds, resumed where they were cut, and docs/presets.md: ENV=CartPole-v1, a family, or a pattern.
 presets: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.presets $(if $(ENV),--env '$(ENV)') $(if $(DEADLINE_S),--deadline-s $(DEADLINE_S))
+
+## Has anything become slower than benchmarks/regression.toml accepts? Three minutes, before a release.
+bench-regression: $(VENV)/.classic-control $(VENV)/.mujoco
+	$(BIN)/python -m benchmarks.regression
 
 ## One, two and four learners on the same work.
 bench-learners: $(VENV)/.classic-control

@@ -28,6 +28,7 @@ from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.spec import EnvSpec, Space
 
+NAME = "minibatch"
 BATCH, NUM_ENVS, EPOCHS, LR = 4096, 8, 10, 3e-4
 SIZES = (64, 256, 1024, 4096)
 SPEC = EnvSpec("random", Space("box", (17,), "float32"), CONTINUOUS)
@@ -79,17 +80,16 @@ def of_plain_torch(rows, loss):
     return step_s
 
 
-def contestants(rows):
-    return {
-        "Headrace": of_headrace(rows, "auto"),
-        "Headrace, --arithmetic plain": of_headrace(rows, "plain"),
-        "plain torch": of_plain_torch(rows, plain_ppo.loss),
-        "plain torch, compiled": of_plain_torch(rows, torch.compile(plain_ppo.loss)),
-    }
+CONTESTANTS = {
+    "Headrace": lambda rows: of_headrace(rows, "auto"),
+    "Headrace, --arithmetic plain": lambda rows: of_headrace(rows, "plain"),
+    "plain torch": lambda rows: of_plain_torch(rows, plain_ppo.loss),
+    "plain torch, compiled": lambda rows: of_plain_torch(rows, torch.compile(plain_ppo.loss)),
+}
 
 
 def measure(rows, turns):
-    named = contestants(rows)
+    named = {name: make(rows) for name, make in CONTESTANTS.items()}
     for step_s in named.values():
         step_s()  # compiles, allocates
     seconds = {name: [] for name in named}
@@ -99,10 +99,12 @@ def measure(rows, turns):
     return {"rows": rows, "ms": {n: [1e3 * s for s in of] for n, of in seconds.items()}}
 
 
-def table(results):
+def tables(results):
+    """The table of benchmarks/README.md."""
     rows = results["rows"]
     names = list(rows[0]["ms"])
-    lines = [f"| rows | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    lines = [f"| ms of a gradient step of PPO, rows | {' | '.join(names)} |"]
+    lines += ["|---" * (1 + len(names)) + "|"]
     for row in rows:
         cells = (f"{statistics.median(row['ms'][name]):.3f}" for name in names)
         lines.append(f"| {row['rows']:,} | {' | '.join(cells)} |")
@@ -112,13 +114,13 @@ def table(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--output", type=Path, default=RESULTS / "minibatch.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{NAME}.json")
     flags = parser.parse_args()
     torch.set_num_threads(1)
     about = machine() | {"torch": torch.__version__, "turns": flags.turns}
     results = {"machine": about, "rows": [measure(rows, flags.turns) for rows in SIZES]}
     flags.output.write_text(json.dumps(results, indent=2) + "\n")
-    print(table(results))
+    print(tables(results))
 
 
 if __name__ == "__main__":
