@@ -22,7 +22,6 @@ from headrace.learner.frozen import opponents, random_names
 from headrace.models.custom import load_model
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
-from headrace.tools.doctor import describe, examine
 from headrace.tools.trackers.beside import Beside
 from headrace.training.job import RunRequest, evaluated_of_run
 from headrace.training.launch import Launch, refuse_used
@@ -226,6 +225,8 @@ class _CheckEnv(JsonVerb):
 @dataclass(frozen=True, kw_only=True)
 class _Doctor(JsonVerb):
     def execute(self, argv: list[str]) -> None:
+        from headrace.tools.doctor import describe, examine  # other verbs do not need it
+
         found = examine()
         self.answer(found, describe(found))
 

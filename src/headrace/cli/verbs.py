@@ -5,13 +5,16 @@ This file imports nothing heavy, so that a verb without settings answers at once
 
 import abc
 import ast
+import contextlib
 import fractions
 import inspect
+import io
 import itertools
 import json
 import re
 import sys
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TextIO, get_args
@@ -149,15 +152,23 @@ def _schedules(
 
 def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) -> Any:
     """Return a verb with its flags; ConfigError for one that is there twice."""
-    _join_help_lines(flags)
-    parsed = tyro.cli(
-        flags,
+    parse = partial(
+        tyro.cli,
         prog=f"headrace {verb}",
         args=argv,
         description=description,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
         registry=_NUMBERS,
     )
+    # Help texts are in the source. Reading them delays each start, so they are read only to be
+    # shown: with --help, and beside an error.
+    try:
+        _set_help(flags, read=False)
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            parsed = parse(flags)
+    except SystemExit:
+        _set_help(flags, read=True)
+        parsed = parse(flags)
     _refuse_repeated(argv, parsed)
     return parsed
 
@@ -178,14 +189,17 @@ def help_texts(cls: type[Any]) -> dict[str, str]:
     return texts
 
 
-def _join_help_lines(flags: type[Any]) -> None:
-    """Make paragraphs of the fields' texts: tyro would keep the line breaks of the source."""
-    texts = help_texts(flags)
+def _set_help(flags: type[Any], *, read: bool) -> None:
+    """Give tyro the fields' texts as paragraphs; without `read`, none.
+
+    By itself tyro would read them, and keep the line breaks of the source.
+    """
+    texts = help_texts(flags) if read else {}
     for f in fields(flags):
         if isinstance(f.type, type) and is_dataclass(f.type):
-            _join_help_lines(f.type)
-        elif "help" not in f.metadata:
-            f.metadata = MappingProxyType({"help": texts[f.name]})
+            _set_help(f.type, read=read)
+        elif not f.metadata.get("help"):
+            f.metadata = MappingProxyType({"help": texts.get(f.name, "")})
 
 
 def _refuse_repeated(argv: list[str], flags: Any) -> None:
