@@ -96,7 +96,7 @@ def test_the_state_is_normalized_with_the_rest(spec):
     obs = random_obs(spec, 500, 2)
     far = obs | {"state": 1000 + 50 * obs["state"]}
     policy.normalize_obs.update(policy.seen_by_critic(far), torch.ones(500, 2, dtype=torch.bool))
-    (state,) = policy._game_state(far)
+    (state,) = policy.game_state(far)
     assert state.mean().abs() < 1e-3
     assert (state.std() - 1).abs() < 1e-2
     assert policy.normalize_obs.of("state").mean.shape == (29,)
@@ -117,13 +117,13 @@ def test_the_network_is_the_old_one_where_no_critic_sees_the_game():
         assert torch.equal(mine[name], theirs[name])
 
 
-def test_workers_act_by_numpy_and_the_gradient_says_why_it_is_autograd(spec):
+def test_workers_act_by_numpy_and_the_gradient_is_written_out(spec):
     made = env_spec(EnvMaker(Camp, shared_critic=True)).for_agents(Agents(0, 3))
     policy = build_policy(made, Network(), 3)
     path, why = choose(ACTING, Policy.act, policy, made, Network())
     assert (path.name, why) == ("numpy", "")
     path, why = choose(GRADIENTS, ppo.loss, policy, Network(), headrace.PPO())
-    assert (path, why) == (None, "a critic that sees the game")
+    assert (path.name, why) == ("manual", "")
 
 
 def assert_same(one, other):
@@ -282,7 +282,7 @@ def test_the_command_line_trains_evaluates_and_resumes(tmp_path):
 def test_what_acts_and_learns_is_said(tmp_path, capsys):
     train(tmp_path / "r", "parallel", updates=1, quiet=False, num_workers=0)
     said = capsys.readouterr().out
-    assert "act = numpy, gradient = autograd (a critic " in said
+    assert "act = numpy, gradient = manual " in said
     assert "the critic also sees all agents' observations: Box(29,) float32" in said
 
 

@@ -145,7 +145,8 @@ class Optimizer:
             gradient.flat.add_(before)
         self._over_ranks(gradient.flat)
         array = gradient.flat.numpy()  # a manual gradient is the CPU's
-        norm = math.sqrt(np.dot(array, array))
+        with np.errstate(all="ignore"):  # what is not finite is seen by its norm
+            norm = math.sqrt(np.dot(array, array))
         shortening = self.max_grad_norm / (norm + 1e-6)
         if 0 < shortening < 1:
             array *= shortening
