@@ -1,6 +1,6 @@
 """Milliseconds of one gradient step of PPO on one core, by the rows of its minibatch.
 
-    python -m benchmarks.minibatch      # two minutes
+    python -m benchmarks.minibatch      # three minutes
 
 The network and the settings are those of `cheetah.py`: 17 numbers seen, 6 given, 2 × 64 tanh with
 separate actor and critic, Adam with a clipped gradient. A batch of 4,096 random rows is learned
@@ -113,7 +113,7 @@ def tables(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--output", type=Path, default=RESULTS / f"{NAME}.json")
     flags = parser.parse_args()
     torch.set_num_threads(1)

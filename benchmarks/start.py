@@ -1,4 +1,8 @@
-"""How long until 24 workers are up, and how much memory each of them has.
+"""How long until the first env step and the first update; until 24 workers are up; their memory.
+
+First a small run with no workers and with two, beside a Python that imports torch and nothing else.
+Its first update is timed by its own clock, which begins with its process. The measurement that
+chooses numbers of processes is not part of it: all of them are given.
 
 Measured from outside, by environments that say so themselves (`watch_start.py`): from starting the
 program to the first step of the last worker, with all imports. PSS counts what processes share in
@@ -28,6 +32,27 @@ def watched(name, contestant, workers):
     )
 
 
+def first_steps():
+    """Small runs, beside the import of torch, which all of them need."""
+    flags = SETTINGS["reporting2"].headrace_flags(2 * SETTINGS["reporting2"].batch)
+
+    def small(name, workers, num_workers):
+        sizes = ["--num-workers", str(num_workers), "--num-learners", "1"]
+        return watched(name, contestants.headrace("", [*flags, *sizes]), workers)
+
+    return turns.Comparison(
+        "From the start of the process to the first env step",
+        [
+            small("Headrace, no workers", 2, 0),
+            small("Headrace, 2 workers", 2, 2),
+            contestants.headrace_driver("import torch", "time_import", [], is_limit=True),
+        ],
+        Work(None, "start_s", "s", lower_is_better=True),
+        also={"first update, s": lambda result: result.get("first_update_s")},
+        turns=5,
+    )
+
+
 def comparison(title, contestants):
     return turns.Comparison(
         title,
@@ -52,6 +77,7 @@ def comparisons():
         watched(f"Stable-Baselines3, {count} processes", sb3, count),
     ]
     return [
+        first_steps(),
         comparison(f"Start of {count} workers", many),
         comparison("Start of one Python", [watched("a fresh one, with torch", fresh, 1)]),
     ]

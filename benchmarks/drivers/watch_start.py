@@ -4,7 +4,8 @@
 
 Their environments are `peers/reporting.py`, which write that down themselves, so that it is
 measured in the same way whoever starts them. `start_s` is from starting the program to the first
-step of the last worker; memory is the median over workers.
+step of the last worker; memory is the median over workers; `first_update_s` is by the program's own
+clock, if it wrote a run of Headrace's into the folder that this is run in.
 """
 
 import argparse
@@ -36,6 +37,8 @@ def main():
     result = {"start_s": max(each["at"] for each in found) - began}
     for name in ("pss_mib", "uss_mib"):
         result[name] = statistics.median(each[name] for each in found)
+    for rows in Path.cwd().glob("run/metrics.jsonl"):  # Headrace's
+        result["first_update_s"] = json.loads(rows.read_text().splitlines()[0])["wall_s"]
     print("RESULT " + json.dumps(result))
 
 

@@ -61,6 +61,7 @@ SETTINGS = {
     "highway": Settings("benchmarks.peers.real:highway", 8, 32),
     "minigrid": Settings("benchmarks.peers.real:minigrid", 8, 256),
     "reporting": Settings("benchmarks.peers.reporting:Reporting", 24),
+    "reporting2": Settings("benchmarks.peers.reporting:Reporting", 2),
     "spread": Settings("mpe2.simple_spread_v3:parallel_env", 24, 64, lr=7e-4),
     "tag": Settings("mpe2.simple_tag_v3:parallel_env", 24, 64, lr=7e-4),
     "uneven_game": Settings("benchmarks.peers.uneven_game:UnevenGame", 24),

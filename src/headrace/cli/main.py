@@ -6,6 +6,7 @@ are set before these are loaded.
 """
 
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -127,9 +128,13 @@ def _run_verb(verb: str, argv: list[str]) -> int:
             child_process.warm_up(
                 *(["headrace.tuning.runners.part"] if HOMES[verb] == "tuning_commands" else [])
             )
+        # Each full pass of the garbage collector would visit all objects of torch: 0.1 s.
+        gc.disable()
         from headrace.cli.flags import parse
 
         flags, argv = flags_of(verb), rename_flags(argv)
+        gc.freeze()
+        gc.enable()
         return parse(verb, VERBS[verb], flags, argv).execute(argv) or 0
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
