@@ -50,9 +50,14 @@ def minibatch_for(seen=SEEN, num_targets=1, rows=ROWS):
     def normal(*shape):
         return torch.randn(*shape, generator=generator)
 
-    obs = 4 * normal(rows, *seen.shape)
-    if seen.kind == "discrete":
-        obs = torch.randint(0, seen.nvec[0], (rows,), generator=generator)
+    def observations(space):
+        if space.kind == "dict":
+            return {key: observations(part) for key, part in space.parts}
+        if space.kind == "discrete":
+            return torch.randint(0, space.nvec[0], (rows,), generator=generator)
+        return 4 * normal(rows, *space.shape)
+
+    obs = observations(seen)
     return {
         "obs": obs,
         "seen": obs,
@@ -86,6 +91,7 @@ CASES = {
     "three hidden layers": ("sac", {"hidden_sizes": (96, 64, 32)}, {}),
     "tanh": ("sac", {"activation": "tanh"}, {}),
     "silu": ("td3", {"activation": "silu"}, {}),
+    "layer norm": ("sac", {"hidden_sizes": (48, 24, 16)}, {"layer_norm": True}),
     "normalized": ("sac", {"normalize_obs": True}, {}),
     "tqc": ("tqc", {}, {}),
     "redq": ("redq", {"hidden_sizes": (16,)}, {"num_critics": 4}),
@@ -116,8 +122,11 @@ def test_a_deviation_at_its_bound_is_not_moved():
     assert of_bias[3] == of_bias[4] == 0 != of_bias[5]
 
 
-def test_choices_of_observations_are_seen():
-    seen = Space("discrete", (), "int64", nvec=(9,), start=(0,))
+NINE = Space("discrete", (), "int64", nvec=(9,), start=(0,))
+
+
+@pytest.mark.parametrize("seen", [NINE, Space("dict", parts=(("a", SEEN), ("b", NINE)))])
+def test_choices_and_dicts_of_observations_are_seen(seen):
     losses, config = losses_for("sac", seen=seen)
     for spec in losses.values():
         assert_equals_autograd(spec, RELU, config, minibatch_for(seen))
@@ -176,9 +185,8 @@ IMAGE = Space("box", (16, 16, 3), "uint8")
     [
         ("sac", {"precision": "bf16"}, {}, {}, "precision bf16"),
         ("td3", {"arithmetic": "plain"}, {}, {}, "--arithmetic plain"),
-        ("sac", {}, {"layer_norm": True}, {}, "--layer-norm"),
         ("sac", {}, {"dropout": 0.1}, {}, "dropout"),
-        ("td3", {}, {}, {"seen": IMAGE}, "an observation that is no plain vector"),
+        ("td3", {}, {}, {"seen": IMAGE}, "images"),
     ],
     ids=lambda of: of if isinstance(of, str) else " ".join(of),
 )

@@ -22,14 +22,21 @@ from tests.models.test_q_policy import SEEN, SPEC, policy_with
 ROWS = 300
 CFG = DQN()
 NETWORK = Network(activation="relu")
+NINE = Space("discrete", (), "int64", nvec=(9,), start=(0,))
 
 
 def minibatch_for(policy, seen=SEEN, rows=ROWS):
     """Errors within ±1 and beyond."""
     generator = torch.Generator().manual_seed(7)
-    obs = 2 * torch.randn(rows, *seen.shape, generator=generator)
-    if seen.kind == "discrete":
-        obs = torch.randint(0, seen.nvec[0], (rows,), generator=generator)
+
+    def observations(space):
+        if space.kind == "dict":
+            return {key: observations(part) for key, part in space.parts}
+        if space.kind == "discrete":
+            return torch.randint(0, space.nvec[0], (rows,), generator=generator)
+        return 2 * torch.randn(rows, *space.shape, generator=generator)
+
+    obs = observations(seen)
     target = 2 * torch.randn(rows, generator=generator)
     return {
         "obs": obs,
@@ -57,7 +64,8 @@ def of_the_page(policy, minibatch, loss=dqn.loss, cfg=CFG):
         (SEEN, {"activation": "tanh"}, {}),
         (SEEN, {"activation": "silu", "hidden_sizes": (64, 32)}, {"layer_norm": True}),
         (SEEN, {"normalize_obs": True}, {}),
-        (Space("discrete", (), "int64", nvec=(9,), start=(0,)), {}, {}),
+        (NINE, {}, {}),
+        (Space("dict", parts=(("a", SEEN), ("b", NINE))), {}, {}),
     ],
     ids=[
         "two",

@@ -402,13 +402,23 @@ def test_what_a_replay_costs_is_measured_without_learning():
 
 @pytest.mark.slow
 def test_a_start_is_timed_and_its_memory_taken_by_the_workers_themselves():
-    _, (fresh,) = (comparison.contestants for comparison in start.comparisons())
-    result = take_turn(fresh, start.comparisons()[1].work)
+    last = start.comparisons()[-1]
+    (fresh,) = last.contestants
+    result = take_turn(fresh, last.work)
     assert 0 < result["start_s"] < result["turn_s"]
     assert 10 < result["uss_mib"] <= result["pss_mib"] < 2000
     command = [word.replace("1", "2") if word == "1" else word for word in fresh.command]
     with pytest.raises(TurnError, match="1 workers reported; expected 2"):
         take_turn(Contestant("two", command), Work(None, "start_s"))
+
+
+@pytest.mark.more
+def test_the_first_env_step_and_update_are_timed_beside_the_import_of_torch():
+    first = start.first_steps()
+    no_workers, _, torch_alone = first.contestants
+    result = take_turn(no_workers, first.work)
+    assert 0 < result["start_s"] < result["first_update_s"] < result["turn_s"]
+    assert take_turn(torch_alone, first.work)["start_s"] > 0
 
 
 def test_the_plain_ppo_s_gaussian_is_torch_s():

@@ -16,7 +16,6 @@ from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
 from headrace.models.action_values.value_distributions import MeanOnly
 from headrace.models.manual.dense import ACTIVATIONS, Dense, FlatParameters, linear
-from headrace.models.networks import FlatEncoder
 from headrace.models.policy import Network
 
 
@@ -30,7 +29,7 @@ def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
         f"precision {network.precision}": network.precision != "fp32",
         "a policy of its own kind": type(policy) is not QPolicy,
         f"activation {network.activation}": network.activation not in ACTIVATIONS,
-        "an observation that is no plain vector": not isinstance(model.encoder, FlatEncoder),
+        "images": any(True for _ in model.encoder.parameters()),
         "a distribution of returns": not isinstance(model.returns, MeanOnly),
         "noise in weights": isinstance(model.actor, NoisyLinear),
         "--dueling": model.critic_trunk is not None,

@@ -21,7 +21,6 @@ from headrace.models.critics.critics import Critics, join
 from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.critics.temperature import Temperature
 from headrace.models.manual.dense import ACTIVATIONS, Dense, FlatParameters, Layer, batched, linear
-from headrace.models.networks import FlatEncoder
 from headrace.models.policy import Network
 
 
@@ -34,9 +33,8 @@ def unsupported(critics: Critics, network: Network, cfg: Any) -> str:
         "--arithmetic plain": network.arithmetic == "plain",
         f"precision {network.precision}": network.precision != "fp32",
         f"activation {network.activation}": network.activation not in ACTIVATIONS,
-        "an observation that is no plain vector": not isinstance(critics.encoder, FlatEncoder),
+        "images": any(True for _ in critics.encoder.parameters()),
         "actions that are choices": critics.num_choices > 0,
-        "--layer-norm": cfg.layer_norm,
         "dropout": len(critics.dropout) > 0,
         "batch normalization": len(critics.norms) > 0,
         "on a GPU": any(p.device.type != "cpu" for p in critics.parameters()),
@@ -56,15 +54,15 @@ def policy_unsupported(
 
 
 def _layers(
-    critics: Critics,
-    network: Network,
-    flat: FlatParameters | None = None,
-    first: int | None = None,
+    critics: Critics, network: Network, flat: FlatParameters | None = None, first: int | None = None
 ) -> list[Layer]:
     """Return the layers of so many first critics; `flat` as in `batched`."""
     *hidden, last = critics.layers
-    each = [batched(layer, network.activation, flat, first) for layer in hidden]
-    return [*each, batched(last, "", flat, first)]
+    norm = critics.has_layer_norm
+    each = [
+        batched(layer, network.activation, flat, first=first, layer_norm=norm) for layer in hidden
+    ]
+    return [*each, batched(last, "", flat, first=first)]
 
 
 class CriticsGradient(FlatParameters):

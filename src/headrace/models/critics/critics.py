@@ -57,6 +57,9 @@ class Critics(nn.Module):
         layer_norm: normalize the sums of each hidden layer, without learned factors.
         dropout: share of the units of each hidden layer to drop.
         batch_norm: normalize the input of each layer over the batch.
+
+    Attributes:
+        has_layer_norm: as `layer_norm`.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class Critics(nn.Module):
         self.norms = nn.ModuleList(BatchNorm(num_critics, 1, size) for size in inputs)
         sizes = network.hidden_sizes if dropout else ()
         self.dropout = nn.ModuleList(Dropout(dropout, num_critics, size) for size in sizes)
-        self._layer_norm, self._is_bf16 = layer_norm, network.precision == "bf16"
+        self.has_layer_norm, self._is_bf16 = layer_norm, network.precision == "bf16"
         self._activation = ACTIVATIONS[network.activation]
 
     def of_action(self, obs: Obs, action: Tensor, key: Tensor | None = None) -> Tensor:
@@ -162,7 +165,7 @@ class Critics(nn.Module):
                 at = layer(at, frozen=frozen, first=first)
                 if key is not None:
                     at = self.dropout[i](at, key)
-                if self._layer_norm:
+                if self.has_layer_norm:
                     at = nn.functional.layer_norm(at, at.shape[-1:], eps=NORM_EPS)
                 at = self._activation(at)
                 if self.norms:

@@ -95,6 +95,15 @@ ACTIVATIONS = {
 }
 
 
+class Norm(NamedTuple):
+    """Layer normalization, and its learned factors with their gradients; None: it has none."""
+
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+    of_gain: Tensor | None = None
+    of_shift: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Layer:
     """A layer of one network, or of E networks side by side, and what computes its gradient.
@@ -105,8 +114,7 @@ class Layer:
         of_weight, of_bias: their gradients. `of_weight` is `[(E,) num_out, num_in]` if
             `is_transposed`, as `nn.Linear` stores it.
         activation: None: there is none.
-        norm: gain, shift, and their gradients, of layer normalization before the activation; or
-            nothing.
+        norm: before the activation; None: there is none.
     """
 
     weight: Tensor
@@ -115,7 +123,7 @@ class Layer:
     of_bias: Tensor
     is_transposed: bool
     activation: Activation | None
-    norm: Sequence[Tensor] = ()
+    norm: Norm | None = None
 
 
 def linear(
@@ -123,8 +131,10 @@ def linear(
 ) -> Layer:
     """Return an `nn.Linear` whose parameters are in a vector, as a `Layer`."""
     (weight, of_weight), (bias, of_bias) = flat.both(layer.weight), flat.both(layer.bias)
-    pairs = [] if norm is None else [flat.both(norm.weight), flat.both(norm.bias)]
-    of_norm = [tensor for tensors in zip(*pairs, strict=True) for tensor in tensors]
+    of_norm = None
+    if norm is not None:
+        (gain, of_gain), (shift, of_shift) = flat.both(norm.weight), flat.both(norm.bias)
+        of_norm = Norm(gain, shift, of_gain, of_shift)
     return Layer(weight.t(), bias, of_weight, of_bias, True, ACTIVATIONS.get(activation), of_norm)
 
 
@@ -136,18 +146,27 @@ def linears(flat: FlatParameters, layers: Sequence[Any], activation: str) -> Lay
     return Layer(transposed, bias, of_weight, of_bias, True, ACTIVATIONS[activation])
 
 
-def batched(layer: Any, activation: str, flat: FlatParameters | None, first: int | None) -> Layer:
+def batched(
+    layer: Any,
+    activation: str,
+    flat: FlatParameters | None = None,
+    *,
+    first: int | None = None,
+    layer_norm: bool = False,
+) -> Layer:
     """Return a `BatchedLinear` of critics as a `Layer`.
 
     Args:
         flat: None: it gets no gradient.
         first: only so many of the networks; None: all.
+        layer_norm: normalize before the activation, without learned factors.
     """
     weight, bias = layer.weight.detach()[:first], layer.bias.detach()[:first]
     of_weight, of_bias = weight, bias
     if flat is not None:
         of_weight, of_bias = flat.both(layer.weight)[1], flat.both(layer.bias)[1]
-    return Layer(weight, bias, of_weight, of_bias, False, ACTIVATIONS.get(activation))
+    norm = Norm() if layer_norm else None
+    return Layer(weight, bias, of_weight, of_bias, False, ACTIVATIONS.get(activation), norm)
 
 
 class Dense:
@@ -190,10 +209,10 @@ class Dense:
         for number, layer in enumerate(self._layers):
             out, array = self._outputs[number]
             x = self._plus_product(layer.bias, x, layer.weight, out=out)
-            if layer.norm:
-                gain, shift, *_ = layer.norm
-                x, mean, scale = torch.native_layer_norm(x, gain.shape, gain, shift, NORM_EPS)
-                self._norms[number] = out, gain.shape, mean, scale, gain, shift
+            if layer.norm is not None:
+                factors = layer.norm[:2]
+                x, mean, scale = torch.native_layer_norm(x, x.shape[-1:], *factors, NORM_EPS)
+                self._norms[number] = out, x.shape[-1:], mean, scale, *factors
                 array = x.numpy()
             if layer.activation is not None:
                 if layer.activation.needs_sums:
@@ -227,13 +246,16 @@ class Dense:
         signal, transposed = self._signals[number + 1]
         if layer.activation is not None:
             layer.activation.pull(signal, self._inputs[number + 1], self._sums[number])
-        if not layer.norm:
+        if layer.norm is None:
             return signal, transposed
-        signal, of_gain, of_shift = torch.ops.aten.native_layer_norm_backward(
-            signal, *self._norms[number], [True] * 3
+        of_factors = layer.norm[2:]
+        wanted = [True, *(gradient is not None for gradient in of_factors)]
+        signal, *found = torch.ops.aten.native_layer_norm_backward(
+            signal, *self._norms[number], wanted
         )
-        layer.norm[2].copy_(of_gain)
-        layer.norm[3].copy_(of_shift)
+        for gradient, of_factor in zip(of_factors, found, strict=True):
+            if gradient is not None:
+                gradient.copy_(of_factor)
         return signal, signal.transpose(-1, -2)
 
     def _allocate(self, rows: int) -> None:
