@@ -67,18 +67,9 @@ def of_the_page(policy, minibatch, loss=dqn.loss, cfg=CFG):
         (NINE, {}, {}),
         (Space("dict", parts=(("a", SEEN), ("b", NINE))), {}, {}),
     ],
-    ids=[
-        "two",
-        "none",
-        "three",
-        "layer norm",
-        "none, layer norm",
-        "tanh",
-        "silu, layer norm",
-        "normalized",
-        "discrete",
-    ],
-)
+    ids=["two", "none", "three", "layer norm", "none, layer norm", "tanh", "silu, layer norm",
+         "normalized", "discrete", "dict"],
+)  # fmt: skip
 def test_equals_the_page(seen, network, options, dtype):
     network = Network(**{"activation": "relu"} | network)
     spec = EnvSpec("test", seen, SPEC.action)
