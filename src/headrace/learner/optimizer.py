@@ -144,12 +144,10 @@ class Optimizer:
         if before is not None:
             gradient.flat.add_(before)
         self._over_ranks(gradient.flat)
-        array = gradient.flat.numpy()  # a manual gradient is the CPU's
-        with np.errstate(all="ignore"):  # what is not finite is seen by its norm
-            norm = math.sqrt(np.dot(array, array))
+        norm = float(torch.linalg.vector_norm(gradient.flat))
         shortening = self.max_grad_norm / (norm + 1e-6)
         if 0 < shortening < 1:
-            array *= shortening
+            gradient.flat.mul_(shortening)
         return metrics, norm
 
     def _alone(self, more: bool) -> contextlib.AbstractContextManager[None]:
