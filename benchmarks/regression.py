@@ -44,7 +44,7 @@ def start():
     return turns.Comparison("start", pair, Work(None, "turn_s", "s", lower_is_better=True))
 
 
-def unequal():
+def uneven_sampling():
     """Env steps/s where step times differ; the ideal is what the environments measured."""
     stalls = uneven.sleeping("stalls")
     first = stalls.contestants[0]
@@ -55,7 +55,7 @@ def comparisons():
     return [
         training("cartpole", 20 * SETTINGS["cartpole"].batch),
         training("cheetah", 6 * SETTINGS["cheetah"].batch),
-        unequal(),
+        uneven_sampling(),
         start(),
     ]
 

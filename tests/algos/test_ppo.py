@@ -10,8 +10,9 @@ from headrace.algos import a2c, ppo, targets
 from headrace.algos.a2c import A2C
 from headrace.algos.ppo import PPO
 from headrace.config.algorithms import load_algorithm, name_of_config
+from headrace.config.resolve import resolve
 from headrace.learner.optimizer import Optimizer
-from tests.support import inline, learn_once, plan_for, policy_for, short_cartpole
+from tests.support import inline, learn_once, learner_for, plan_for, policy_for, short_cartpole
 
 
 class TwoRows:
@@ -175,11 +176,7 @@ def test_gradients_are_clipped_by_their_norm():
 @pytest.mark.parametrize(("page", "cfg"), [(ppo, PPO(num_minibatches=8)), (a2c, A2C())])
 def test_many_rows_that_are_not_valid_are_left_out(page, cfg, monkeypatch):
     """Some minibatches have none that is; every rank takes a step with one row of weight 0 then."""
-    plan = plan_for(short_cartpole, num_steps=32, num_envs=4, envs_per_vector=4)
-    collector, policy = inline(plan), policy_for(plan)
-    collector.publish({"default": policy}, 0)
-    experience = batch.join(collector.collect().fragments, torch.device("cpu"))
-    collector.close()
+    _, policy, experience = experience_of()
     experience.valid[:] = torch.rand(32, 4, generator=torch.manual_seed(0)) < 0.7
     experience.valid[4:8] = False  # a minibatch
     gradients, rows = [], []
@@ -205,3 +202,63 @@ def test_many_rows_that_are_not_valid_are_left_out(page, cfg, monkeypatch):
     valid = [int(part.sum()) for part in experience.valid.chunk(8 if page is ppo else 1)]
     assert rows[0] == [max(1, count) for count in valid] * (4 if page is ppo else 1)
     assert set(rows[1]) == {16 if page is ppo else 128}
+
+
+def experience_of(num_steps=32):
+    """A fragment of CartPole by an untrained policy, and its plan."""
+    plan = plan_for(short_cartpole, num_steps=num_steps, num_envs=4, envs_per_vector=4)
+    collector, policy = inline(plan), policy_for(plan)
+    collector.publish({"default": policy}, 0)
+    experience = batch.join(collector.collect().fragments, torch.device("cpu"))
+    collector.close()
+    return plan, policy, experience
+
+
+def test_columns_that_are_picked_at_once_or_one_by_one_are_the_same(monkeypatch):
+    _, policy, experience = experience_of()
+    experience.valid[3:9, 1] = False
+    seen = []
+
+    def step(minibatch, lr):
+        seen[-1].append({name: column.clone() for name, column in minibatch.items()})
+        return {"approx_kl": 0.0}
+
+    for most_bytes in (targets._SMALL, 0):
+        monkeypatch.setattr(targets, "_SMALL", most_bytes)
+        seen.append([])
+        learn_once(
+            load_algorithm("ppo"), policy, experience, PPO(num_minibatches=8),
+            lambda epochs: torch.stack([torch.randperm(32, generator=torch.manual_seed(e))
+                                        .unsqueeze(1).expand(-1, 4) for e in range(epochs)]),
+            step=step,
+        )  # fmt: skip
+    at_once, one_by_one = seen
+    assert len(at_once) == 32 and at_once[0]["obs"].shape[1:] == (4,)
+    for one, other in zip(at_once, one_by_one, strict=True):
+        assert one.keys() == other.keys()
+        assert all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_updates_with_a_written_out_gradient_equal_those_with_autograd(algo):
+    """Of a learner, whose normalizer changes between updates."""
+    plan, _, experience = experience_of()
+    found = []
+    for arithmetic in ("auto", "plain"):
+        settings = resolve(
+            {"env": "cut", "num_envs": 4, "num_steps": 32, "envs_per_vector": 4, "algo": algo}
+            | {"normalize_obs": True, "arithmetic": arithmetic, "lr": 1e-3}
+        )
+        learner = learner_for(settings, plan.spec, dtype=torch.float64)
+        for update in range(3):
+            experience.obs += 0.5  # so that the moments move
+            learner.update(learner.assemble([experience]), 128 * update, 128)
+        experience.obs -= 1.5
+        found.append(learner.policies["default"].state_dict())
+        assert (
+            learner.learners["default"]
+            .gradients["policy"]
+            .startswith({"auto": "manual", "plain": "autograd"}[arithmetic])
+        )
+    for name, of in found[0].items():
+        torch.testing.assert_close(of, found[1][name], rtol=1e-6, atol=1e-7, msg=name)

@@ -76,7 +76,8 @@ def assert_equals_autograd(spec, network, config, minibatch, dtype=torch.float32
     total.backward()
     gradients = {key: p.grad.clone() for key, p in spec.module.named_parameters()}
     path, _, gradient = choice(spec, network, config)
-    found, own = by_itself(gradient, spec.module, minibatch)
+    by_itself(gradient, spec.module, minibatch)
+    found, own = by_itself(gradient, spec.module, minibatch)  # in the memory of the first
     limit = path.tolerance[dtype]
     for got, wanted in ((found, expected), (own, gradients)):
         assert got.keys() == wanted.keys()
@@ -91,7 +92,7 @@ CASES = {
     "three hidden layers": ("sac", {"hidden_sizes": (96, 64, 32)}, {}),
     "tanh": ("sac", {"activation": "tanh"}, {}),
     "silu": ("td3", {"activation": "silu"}, {}),
-    "layer norm": ("sac", {"hidden_sizes": (48, 24, 16)}, {"layer_norm": True}),
+    "layer norm": ("td3", {"hidden_sizes": (24, 24)}, {"layer_norm": True}),
     "normalized": ("sac", {"normalize_obs": True}, {}),
     "tqc": ("tqc", {}, {}),
     "redq": ("redq", {"hidden_sizes": (16,)}, {"num_critics": 4}),

@@ -82,8 +82,8 @@ class EpochsConfig:
     batch / num_minibatches."""
 
 
-Metrics = dict[str, Tensor]
-"""On the learner's device: scalars; of a loss also numbers of each row, `[B]`."""
+Metrics = dict[str, Any]
+"""Scalars on the learner's device, or floats; of a loss also numbers of each row, `[B]`."""
 Modules = dict[str, nn.Module]
 """All that is learned or saved, by name. `policy` is the only module that acts."""
 Named = dict[str, Any]
@@ -167,7 +167,7 @@ class UpdateContext(Generic[ConfigT_co]):
     policy: Policy
     modules: Modules
     config: ConfigT_co
-    step: Callable[[str, Minibatch, float], dict[str, Any]]
+    step: Callable[[str, Minibatch, float], Metrics]
     minibatch_order: Callable[[int], Tensor]
     ranks: Ranks
     progress: float
@@ -304,12 +304,13 @@ def policy_loss(
     return {"policy": LossSpec(function, modules["policy"], config.max_grad_norm, config.adam_eps)}
 
 
-def mean_of(seen: list[dict[str, Any]]) -> Metrics:
+def mean_of(seen: list[Metrics]) -> dict[str, Tensor]:
     """Return the mean of each metric over the gradient steps that have it; {} without any."""
     names = dict.fromkeys(name for metrics in seen for name in metrics)
     return {name: _mean([m[name] for m in seen if name in m]) for name in names}
 
 
 def _mean(values: list[Tensor | float]) -> Tensor:
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    return torch.stack(tensors).mean() if tensors else torch.tensor(values).mean()
+    if any(isinstance(value, Tensor) for value in values):
+        return torch.stack([torch.as_tensor(value) for value in values]).mean()
+    return torch.tensor(values).mean()

@@ -115,7 +115,7 @@ class PPOGradient(Gradient):
         error, change = value - target, value - columns["value"]
         square, near = error * error, columns["value"] + change.clip(-clip, clip) - target
         far = near * near
-        # Where the clipped value's error is the larger one, the gradient is 0.
-        of_value = np.where(far > square, 0, error)
+        # Where the error of a value that is clipped is the larger one, the gradient is 0.
+        of_value = np.where((far > square) & (np.abs(change) > clip), 0, error)
         of_value *= columns["weight"]
         return 0.5 * (np.maximum(square, far) @ columns["weight"]), of_value

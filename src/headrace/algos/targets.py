@@ -158,7 +158,8 @@ def cuts(rows: Minibatch, orders: Tensor, num_minibatches: int, ranks: Ranks) ->
 class Minibatches:
     """The minibatches of an update.
 
-    Columns `cut` are picked in advance, of all minibatches at once; `rows` when one is read.
+    Columns in `cut` are already divided into minibatches. Those in `rows` are indexed when a
+    minibatch is read.
     """
 
     rows: Minibatch
@@ -168,9 +169,9 @@ class Minibatches:
 
     def __getitem__(self, number: int) -> Minibatch:
         """Return minibatch `number` of the update."""
-        narrow = {name: parts[number] for name, parts in self.cut.items()}
+        cut = {name: parts[number] for name, parts in self.cut.items()}
         if self.index is None:
-            return self.rows | narrow
+            return self.rows | cut
         index = self.index[number]
         picked = {
             name: each(lambda part: part.index_select(0, index), part)
@@ -180,7 +181,7 @@ class Minibatches:
         if "state" in self.rows:  # the first rows are of step 0: their indices are env indices
             envs = index[: len(index) // self.num_steps]
             picked["state"] = self.rows["state"].index_select(0, envs)
-        return picked | narrow
+        return picked | cut
 
 
 def minibatches(
@@ -237,7 +238,7 @@ def minibatches(
         small = [name for name, part in wide.items() if name != "state" and _is_small(part, index)]
         for name in small:
             picked = wide.pop(name).index_select(0, torch.cat(index))
-            columns_of[name] = [*picked.split([len(rows) for rows in index])]
+            columns_of[name] = [*picked.split([len(of) for of in index])]
     return Minibatches(wide, index, 0 if cuts is None else cuts.num_steps, columns_of)
 
 

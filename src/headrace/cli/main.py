@@ -5,6 +5,7 @@ This file imports nothing heavy: `headrace --help` is quick, and the math librar
 are set before these are loaded.
 """
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from headrace import __version__
@@ -128,13 +130,10 @@ def _run_verb(verb: str, argv: list[str]) -> int:
             child_process.warm_up(
                 *(["headrace.tuning.runners.part"] if HOMES[verb] == "tuning_commands" else [])
             )
-        # Each full pass of the garbage collector would visit all objects of torch: 0.1 s.
-        gc.disable()
-        from headrace.cli.flags import parse
+        with _quick_imports():
+            from headrace.cli.flags import parse
 
-        flags, argv = flags_of(verb), rename_flags(argv)
-        gc.freeze()
-        gc.enable()
+            flags, argv = flags_of(verb), rename_flags(argv)
         return parse(verb, VERBS[verb], flags, argv).execute(argv) or 0
     except HeadraceError as error:
         said = "\n".join([str(error), *getattr(error, "__notes__", ())])
@@ -142,6 +141,21 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         if is_on(argv, "json") and os.environ.get("RANK", "0") == "0":
             print(json.dumps({"error": type(error).__name__, "message": said}))
         return 2 if isinstance(error, UsageError) else 1
+
+
+@contextlib.contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Keep the garbage collector from what is imported within the `with`.
+
+    Imports make many objects, and each pass of the collector visits all of them: 0.1 s. They live
+    until the process ends, so later passes leave them out as well.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def flags_of(verb: str) -> Any:

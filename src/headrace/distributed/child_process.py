@@ -33,7 +33,7 @@ STACK_SIGNAL = signal.SIGUSR1
 
 _OPEN_FILES = 1024  # the usual limit
 _BURY_WITHIN_S = 10.0  # a killed process may still be in the middle of reading a disk
-_STACK_WITHIN_S = 0.5
+_STACK_WITHIN_S = 1.0  # a busy machine takes long to run the handler
 _STACK_ENDS_S = 0.05  # a stack has no end mark: so long a silence ends it
 _ONE_AT_A_TIME = threading.Lock()  # what is changed below belongs to the whole process
 _PRELOADED = ["headrace.collectors.backends.worker_main"]  # what the server imports at its start

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace.algos.base import EpochsConfig, LossSpec, Named, Recordable, UpdateContext
+from headrace.algos.base import EpochsConfig, LossSpec, Metrics, Named, Recordable, UpdateContext
 from headrace.algos.schedules import in_force
 from headrace.algos.targets import most_rows
 from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
@@ -224,7 +224,7 @@ class PolicyLearner:
         """Return what the metrics of an update warn of, or ""."""
         return self._settings.algorithm.warning(metrics, self._settings.algo)
 
-    def _step(self, loss: str, minibatch: Minibatch, lr: float) -> dict[str, Any]:
+    def _step(self, loss: str, minibatch: Minibatch, lr: float) -> Metrics:
         if loss not in self._steps:
             losses = ", ".join(self._steps)
             raise ConfigError(f"step({loss!r}, ...): expected a loss of the algorithm: {losses}.")

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from headrace.algos.base import Metrics
 from headrace.batch import Minibatch, each
-
-Metrics = dict[str, Any]
-"""Tensors on the device, or floats."""
 
 
 class ManualGradient(Protocol):

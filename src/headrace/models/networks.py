@@ -127,17 +127,12 @@ class FlatEncoder(nn.Module):
 
     def __init__(self, space: Space) -> None:
         super().__init__()
-        self._space, self.num_features = space, space.flat_size
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether features are the numbers of the observation as they are."""
-        return self._space.kind in ("box", "multi_binary")
+        self._space, self.kind, self.num_features = space, space.kind, space.flat_size
 
     def forward(self, obs: Tensor) -> Tensor:
         num_dims = len(self._space.shape)
         components = obs.flatten(-num_dims) if num_dims else obs.unsqueeze(-1)
-        if self.is_plain:
+        if self.kind in ("box", "multi_binary"):
             return components.float()
         hot = [
             nn.functional.one_hot(components[..., i] - first, choices)

@@ -51,8 +51,8 @@ class MetricsLog:
         self._records: Any = None
         self._writing = RetriedWrite("Metrics", run_dir)
 
-    def _add_means(self, env_steps: int, means: dict[str, float | None]) -> None:
-        """Write a TensorBoard event."""
+    def _write_event(self, env_steps: int, means: dict[str, float | None]) -> None:
+        """Write a row as a TensorBoard event."""
         # Imported at the first row: the import takes 0.2 s, which would delay the first env step
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -73,7 +73,7 @@ class MetricsLog:
         """Append the row of an update. None and NaN become null."""
         finite = {k: v if is_number(v) else None for k, v in metrics.items()}
         self._rows.write(_line(finite))
-        self._add_means(metrics["env_steps"], finite)
+        self._write_event(metrics["env_steps"], finite)
 
     def flush(self) -> None:
         """Write all rows to the files. While the disk is full, they wait in memory."""

@@ -62,7 +62,7 @@ def _layers(
     each = [
         batched(layer, network.activation, flat, first=first, layer_norm=norm) for layer in hidden
     ]
-    return [*each, batched(last, "", flat, first=first)]
+    return [*each, batched(last, None, flat, first=first)]
 
 
 class CriticsGradient(FlatParameters):

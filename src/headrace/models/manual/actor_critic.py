@@ -21,7 +21,7 @@ from headrace.spec import PLAIN
 def unsupported(policy: Policy, network: Network) -> str:
     """Return the reason why `ManualActorCritic` cannot replace `policy.model`, or ""."""
     model = policy.model
-    if not isinstance(model, ActorCritic):
+    if type(model) is not ActorCritic:
         return "a network of your own"
     encoders = [model.encoder, *([model.state_encoder] if model.state_encoder else [])]
     reasons = {
@@ -58,13 +58,13 @@ class ManualActorCritic(FlatParameters):
             self._trunks = [Dense([linears(self, of, activation) for of in layers])]
         else:
             self._trunks = [Dense([linear(self, of, activation) for of in t]) for t in trunks]
-        arrays = [[tensor.numpy() for tensor in self.both(p)] for p in (*heads, *own)]
+        arrays = [[tensor.numpy() for tensor in self.value_and_gradient(p)] for p in (*heads, *own)]
         self._heads, self._own = arrays[:4], [of_own for _, of_own in arrays[4:]]
         # By trunk: what it last put out, and the same and its gradient as arrays (`_arrays`)
         self._outputs = [torch.empty(0)]
         self._hidden: list[Floats] = []
         self._signals: list[Floats] = []
-        self._is_box = isinstance(model.encoder, FlatEncoder) and model.encoder.is_plain
+        self._is_box = isinstance(model.encoder, FlatEncoder) and model.encoder.kind == "box"
         self.start_update()
 
     def start_update(self) -> None:
@@ -98,7 +98,7 @@ class ManualActorCritic(FlatParameters):
         if not (self._is_box and isinstance(obs, Tensor)):
             features: Tensor = self._model.encoder(self._policy.normalized(obs))
             return features.to(dtype)
-        x = obs.reshape(len(obs), -1).float()
+        x = (obs.flatten(1) if obs.dim() > 1 else obs.unsqueeze(1)).float()
         if self._scaling is not None:
             mean, scale = self._scaling
             x = torch.sub(x, mean.reshape(-1)).mul_(scale.reshape(-1)).clamp_(-CLIP, CLIP)
@@ -115,8 +115,8 @@ class ManualActorCritic(FlatParameters):
         """Fill `flat` from the gradients of params, values and the distribution's parameters."""
         for gradient, of in zip(self._own, of_own, strict=True):
             gradient[:] = of
-        (actor, of_actor), (_, of_actor_bias), *of_value_head = self._heads
-        (critic, of_critic), (_, of_critic_bias) = of_value_head
+        (actor, of_actor), (_, of_actor_bias) = self._heads[:2]
+        (critic, of_critic), (_, of_critic_bias) = self._heads[2:]
         np.matmul(of_params, self._hidden[0], out=of_actor)
         np.add.reduce(of_params, 1, out=of_actor_bias)
         np.matmul(of_value, self._hidden[-1], out=of_critic[0])

@@ -40,7 +40,7 @@ class FlatParameters:
     def start_update(self) -> None:
         """Read what stays the same during an update; nothing by default."""
 
-    def both(self, parameter: Any) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(self, parameter: Any) -> tuple[Tensor, Tensor]:
         """Return a parameter and its gradient."""
         return parameter.detach(), self._gradients[parameter]
 
@@ -96,7 +96,11 @@ ACTIVATIONS = {
 
 
 class Norm(NamedTuple):
-    """Layer normalization, and its learned factors with their gradients; None: it has none."""
+    """Layer normalization.
+
+    `gain` and `shift` are learned, and come with memory for their gradients. All are None where
+    nothing is learned.
+    """
 
     gain: Tensor | None = None
     shift: Tensor | None = None
@@ -111,31 +115,37 @@ class Layer:
     Attributes:
         weight: `[(E,) num_in, num_out]`.
         bias: `[num_out]`, or `[E, 1, num_out]`.
-        of_weight, of_bias: their gradients. `of_weight` is `[(E,) num_out, num_in]` if
-            `is_transposed`, as `nn.Linear` stores it.
+        of_weight, of_bias: memory for their gradients. `of_weight` is `[(E,) num_out, num_in]` if
+            `is_transposed`, as `nn.Linear` stores it. None: the layer is frozen.
         activation: None: there is none.
         norm: before the activation; None: there is none.
     """
 
     weight: Tensor
     bias: Tensor
-    of_weight: Tensor
-    of_bias: Tensor
+    of_weight: Tensor | None
+    of_bias: Tensor | None
     is_transposed: bool
     activation: Activation | None
     norm: Norm | None = None
 
 
+def _activation(name: str | None) -> Activation | None:
+    return None if name is None else ACTIVATIONS[name]
+
+
 def linear(
-    flat: FlatParameters, layer: Any, activation: str = "", norm: nn.Module | None = None
+    flat: FlatParameters, layer: Any, activation: str | None = None, norm: nn.Module | None = None
 ) -> Layer:
     """Return an `nn.Linear` whose parameters are in a vector, as a `Layer`."""
-    (weight, of_weight), (bias, of_bias) = flat.both(layer.weight), flat.both(layer.bias)
+    weight, of_weight = flat.value_and_gradient(layer.weight)
+    bias, of_bias = flat.value_and_gradient(layer.bias)
     of_norm = None
     if norm is not None:
-        (gain, of_gain), (shift, of_shift) = flat.both(norm.weight), flat.both(norm.bias)
+        gain, of_gain = flat.value_and_gradient(norm.weight)
+        shift, of_shift = flat.value_and_gradient(norm.bias)
         of_norm = Norm(gain, shift, of_gain, of_shift)
-    return Layer(weight.t(), bias, of_weight, of_bias, True, ACTIVATIONS.get(activation), of_norm)
+    return Layer(weight.t(), bias, of_weight, of_bias, True, _activation(activation), of_norm)
 
 
 def linears(flat: FlatParameters, layers: Sequence[Any], activation: str) -> Layer:
@@ -148,7 +158,7 @@ def linears(flat: FlatParameters, layers: Sequence[Any], activation: str) -> Lay
 
 def batched(
     layer: Any,
-    activation: str,
+    activation: str | None,
     flat: FlatParameters | None = None,
     *,
     first: int | None = None,
@@ -162,11 +172,11 @@ def batched(
         layer_norm: normalize before the activation, without learned factors.
     """
     weight, bias = layer.weight.detach()[:first], layer.bias.detach()[:first]
-    of_weight, of_bias = weight, bias
-    if flat is not None:
-        of_weight, of_bias = flat.both(layer.weight)[1], flat.both(layer.bias)[1]
+    of_weight, of_bias = (
+        None if flat is None else flat.value_and_gradient(p)[1] for p in (layer.weight, layer.bias)
+    )
     norm = Norm() if layer_norm else None
-    return Layer(weight, bias, of_weight, of_bias, False, ACTIVATIONS.get(activation), norm)
+    return Layer(weight, bias, of_weight, of_bias, False, _activation(activation), norm)
 
 
 class Dense:
@@ -188,13 +198,15 @@ class Dense:
         self._product: Callable[..., Tensor] = torch.bmm if is_batched else torch.mm
         self._plus_product: Callable[..., Tensor] = torch.baddbmm if is_batched else torch.addmm
         self._back = [layer.weight.transpose(-1, -2) for layer in layers]
-        self._rows, self._memory = 0, [torch.empty(0)]
-        # Of each layer, in the last pass: output, and its array; input, sums, normalization
+        self._rows = -1
+        self._memory: list[Tensor] = []
+        # Of each layer, in the last pass: its output, also as an array
         self._outputs: list[tuple[Tensor, NDArray[Any]]] = []
         self._inputs = [torch.empty(0)] * (len(layers) + 1)
+        # What derivatives of activations and of normalization need
         self._sums: list[Any] = [None] * len(layers)
         self._norms: list[tuple[Any, ...]] = [()] * len(layers)
-        # The gradients of each layer's input, and of the last output; and transposed
+        # The gradients of each layer's input, and of the last output: each also transposed
         self._signals: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -265,7 +277,7 @@ class Dense:
         widths = [weight.shape[-1] for weight in weights]
         widths = [*widths, weights[0].shape[-2], *widths]  # of outputs, and of all signals
         shapes = [(*weights[0].shape[:-2], rows, width) for width in widths]
-        if self._memory[0].numel() < math.prod(shapes[0]):
+        if not self._memory or self._memory[0].numel() < math.prod(shapes[0]):
             self._memory = [weights[0].new_empty(math.prod(shape)) for shape in shapes]
         sized = zip(self._memory, shapes, strict=True)
         shaped = [memory[: math.prod(shape)].view(shape) for memory, shape in sized]
