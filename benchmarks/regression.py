@@ -4,8 +4,7 @@
     python -m benchmarks.regression --accept     # the new figures become the accepted ones
 
 Each figure is a ratio to something else that ran in the same minutes, so that a slower machine is
-no regression: training on CartPole-v1 and HalfCheetah-v5, without a flag of topology, beside the
-plain PPO; asynchronous sampling of uneven environments beside the ideal; and the time from starting
+no regression: training on CartPole-v1 and HalfCheetah-v5, by two workers, beside the plain PPO; asynchronous sampling of uneven environments beside the ideal; and the time from starting
 `headrace train` to its end, after one small update, beside `import torch`. The accepted figures,
 and by how much a figure may fall below, are in `regression.toml`. The exit code is 1 if one does.
 """
@@ -29,7 +28,7 @@ IMPORT = 'import json, torch; print(json.dumps({"env_steps": 0}))'
 
 def training(work, env_steps):
     """Env steps/s beside the plain PPO."""
-    flags = SETTINGS[work].headrace_flags(env_steps)
+    flags = [*SETTINGS[work].headrace_flags(env_steps), "--num-workers", "2"]
     sizes = ["--work", work, "--env-steps", str(env_steps), "--threads", "1"]
     plain = [sys.executable, "-m", "benchmarks.peers.plain_ppo", *sizes]
     pair = [contestants.headrace(OURS, flags), Contestant(OTHER, plain)]
