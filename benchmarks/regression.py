@@ -4,9 +4,10 @@
     python -m benchmarks.regression --accept     # the new figures become the accepted ones
 
 Each figure is a ratio to something else that ran in the same minutes, so that a slower machine is
-no regression: training on CartPole-v1 and HalfCheetah-v5, by two workers, beside the plain PPO; asynchronous sampling of uneven environments beside the ideal; and the time from starting
-`headrace train` to its end, after one small update, beside `import torch`. The accepted figures,
-and by how much a figure may fall below, are in `regression.toml`. The exit code is 1 if one does.
+no regression: training on CartPole-v1 and HalfCheetah-v5, by two workers, beside the plain PPO;
+asynchronous sampling of uneven environments beside the ideal; and the time from starting `headrace
+train` to its end, after one small update, beside `import torch`. The accepted figures, and by how
+much a figure may fall below, are in `regression.toml`. The exit code is 1 if one does.
 """
 
 import argparse
