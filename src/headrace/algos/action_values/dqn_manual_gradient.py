@@ -15,7 +15,8 @@ from headrace.batch import Minibatch
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
 from headrace.models.action_values.value_distributions import MeanOnly
-from headrace.models.manual.dense import ACTIVATIONS, Dense, FlatParameters, linear
+from headrace.models.manual import dense
+from headrace.models.manual.dense import Dense, FlatParameters, linear
 from headrace.models.policy import Network
 
 
@@ -25,17 +26,13 @@ def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
     if not isinstance(model, QNetwork):
         return "a network of your own"
     reasons = {
-        "--arithmetic plain": network.arithmetic == "plain",
-        f"precision {network.precision}": network.precision != "fp32",
         "a policy of its own kind": type(policy) is not QPolicy,
-        f"activation {network.activation}": network.activation not in ACTIVATIONS,
-        "images": any(True for _ in model.encoder.parameters()),
         "a distribution of returns": not isinstance(model.returns, MeanOnly),
         "noise in weights": isinstance(model.actor, NoisyLinear),
         "--dueling": model.critic_trunk is not None,
-        "on a GPU": model.actor.weight.is_cuda,
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    own = next((reason for reason, holds in reasons.items() if holds), "")
+    return own or dense.unsupported(network, [model.encoder], model.actor.weight)
 
 
 class Gradient(FlatParameters):

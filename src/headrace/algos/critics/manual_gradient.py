@@ -20,7 +20,8 @@ from headrace.models.critics.actor import ActorNetwork, ActorPolicy
 from headrace.models.critics.critics import Critics, join
 from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.critics.temperature import Temperature
-from headrace.models.manual.dense import ACTIVATIONS, Dense, FlatParameters, Layer, batched, linear
+from headrace.models.manual import dense
+from headrace.models.manual.dense import Dense, FlatParameters, Layer, batched, linear
 from headrace.models.policy import Network
 
 
@@ -30,16 +31,12 @@ def unsupported(critics: Critics, network: Network, cfg: Any) -> str:
     With a recurrent core the losses are others.
     """
     reasons = {
-        "--arithmetic plain": network.arithmetic == "plain",
-        f"precision {network.precision}": network.precision != "fp32",
-        f"activation {network.activation}": network.activation not in ACTIVATIONS,
-        "images": any(True for _ in critics.encoder.parameters()),
         "actions that are choices": critics.num_choices > 0,
         "dropout": len(critics.dropout) > 0,
         "batch normalization": len(critics.norms) > 0,
-        "on a GPU": any(p.device.type != "cpu" for p in critics.parameters()),
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    own = next((reason for reason, holds in reasons.items() if holds), "")
+    return own or dense.unsupported(network, [critics.encoder], next(critics.parameters()))
 
 
 def policy_unsupported(

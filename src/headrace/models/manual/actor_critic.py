@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from headrace.batch import Obs
-from headrace.models.manual.dense import ACTIVATIONS, Dense, FlatParameters, linear, linears
+from headrace.models.manual import dense
+from headrace.models.manual.dense import Dense, FlatParameters, linear, linears
 from headrace.models.manual.heads import Floats
 from headrace.models.networks import FlatEncoder
 from headrace.models.normalization import CLIP
@@ -23,18 +24,14 @@ def unsupported(policy: Policy, network: Network) -> str:
     model = policy.model
     if type(model) is not ActorCritic:
         return "a network of your own"
-    encoders = [model.encoder, *([model.state_encoder] if model.state_encoder else [])]
     reasons = {
-        "--arithmetic plain": network.arithmetic == "plain",
-        f"precision {network.precision}": network.precision != "fp32",
         "a policy of its own kind": type(policy) is not Policy,
-        f"activation {network.activation}": network.activation not in ACTIVATIONS,
         "no hidden layer": not network.hidden_sizes,
         "a recurrent core": model.core is not None,
-        "images": any(True for encoder in encoders for _ in encoder.parameters()),
-        "on a GPU": model.actor.weight.device.type != "cpu",
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    encoders = [model.encoder, *([model.state_encoder] if model.state_encoder else [])]
+    own = next((reason for reason, holds in reasons.items() if holds), "")
+    return own or dense.unsupported(network, encoders, model.actor.weight)
 
 
 class ManualActorCritic(FlatParameters):

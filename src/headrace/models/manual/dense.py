@@ -4,7 +4,7 @@ Left out: losses (`algos/`), and the two trunks of actor and critic (`actor_crit
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.models.networks import NORM_EPS
+from headrace.models.policy import Network
 
 
 class FlatParameters:
@@ -93,6 +94,23 @@ ACTIVATIONS = {
         needs_sums=True,
     ),
 }
+
+
+def unsupported(network: Network, encoders: Iterable[nn.Module], weight: Tensor) -> str:
+    """Return the reason why gradients of such a network are not written out, or "".
+
+    Args:
+        encoders: of observations. What they learn has no gradient here.
+        weight: one of the network's.
+    """
+    reasons = {
+        "--arithmetic plain": network.arithmetic == "plain",
+        f"precision {network.precision}": network.precision != "fp32",
+        f"activation {network.activation}": network.activation not in ACTIVATIONS,
+        "images": any(True for encoder in encoders for _ in encoder.parameters()),
+        "on a GPU": weight.device.type != "cpu",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 class Norm(NamedTuple):
