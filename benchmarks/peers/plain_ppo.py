@@ -173,14 +173,6 @@ def update(net, optimizer, rollouts, settings):
             gradient_step(net, optimizer, [column[rows] for column in columns], settings.ent_coef)
 
 
-def gradient_step(net, optimizer, columns, ent_coef, of_minibatch=None):
-    """`of_minibatch` replaces `loss`, as by a compiled form of it."""
-    optimizer.zero_grad(set_to_none=True)
-    (of_minibatch or loss)(net, *columns, ent_coef).backward()
-    nn.utils.clip_grad_norm_(net.parameters(), MAX_GRAD_NORM)
-    optimizer.step()
-
-
 def loss(net, obs, action, old_log_prob, advantage, target, ent_coef):
     chances, value = net(obs)
     ratio = (chances.log_prob(action) - old_log_prob).exp()
@@ -189,6 +181,13 @@ def loss(net, obs, action, old_log_prob, advantage, target, ent_coef):
     policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
     value_loss = (value - target).square().mean()
     return policy_loss + VF_COEF * value_loss - ent_coef * chances.entropy().mean()
+
+
+def gradient_step(net, optimizer, columns, ent_coef, loss=loss):
+    optimizer.zero_grad(set_to_none=True)
+    loss(net, *columns, ent_coef).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), MAX_GRAD_NORM)
+    optimizer.step()
 
 
 def make_vector(env, num_envs):

@@ -16,7 +16,8 @@ from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
 from headrace.models.action_values.value_distributions import MeanOnly
 from headrace.models.manual import dense
-from headrace.models.manual.dense import Dense, FlatParameters, linear
+from headrace.models.manual.dense import Dense, linear
+from headrace.models.manual.flat import FlatParameters
 from headrace.models.policy import Network
 
 
@@ -31,8 +32,7 @@ def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
         "noise in weights": isinstance(model.actor, NoisyLinear),
         "--dueling": model.critic_trunk is not None,
     }
-    own = next((reason for reason, holds in reasons.items() if holds), "")
-    return own or dense.unsupported(network, [model.encoder], model.actor.weight)
+    return dense.unsupported(network, [model.encoder], model.actor.weight, reasons)
 
 
 class Gradient(FlatParameters):

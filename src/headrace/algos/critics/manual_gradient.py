@@ -21,7 +21,8 @@ from headrace.models.critics.critics import Critics, join
 from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.critics.temperature import Temperature
 from headrace.models.manual import dense
-from headrace.models.manual.dense import Dense, FlatParameters, Layer, batched, linear
+from headrace.models.manual.dense import Dense, Layer, batched, linear
+from headrace.models.manual.flat import FlatParameters
 from headrace.models.policy import Network
 
 
@@ -35,8 +36,7 @@ def unsupported(critics: Critics, network: Network, cfg: Any) -> str:
         "dropout": len(critics.dropout) > 0,
         "batch normalization": len(critics.norms) > 0,
     }
-    own = next((reason for reason, holds in reasons.items() if holds), "")
-    return own or dense.unsupported(network, [critics.encoder], next(critics.parameters()))
+    return dense.unsupported(network, [critics.encoder], next(critics.parameters()), reasons)
 
 
 def policy_unsupported(

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from headrace.batch import Obs
 from headrace.models.manual import dense
-from headrace.models.manual.dense import Dense, FlatParameters, linear, linears
+from headrace.models.manual.dense import Dense, linear, linears
+from headrace.models.manual.flat import FlatParameters
 from headrace.models.manual.heads import Floats
 from headrace.models.networks import FlatEncoder
 from headrace.models.normalization import CLIP
@@ -30,8 +31,7 @@ def unsupported(policy: Policy, network: Network) -> str:
         "a recurrent core": model.core is not None,
     }
     encoders = [model.encoder, *([model.state_encoder] if model.state_encoder else [])]
-    own = next((reason for reason, holds in reasons.items() if holds), "")
-    return own or dense.unsupported(network, encoders, model.actor.weight)
+    return dense.unsupported(network, encoders, model.actor.weight, reasons)
 
 
 class ManualActorCritic(FlatParameters):

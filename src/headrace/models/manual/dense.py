@@ -4,7 +4,7 @@ Left out: losses (`algos/`), and the two trunks of actor and critic (`actor_crit
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,48 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headrace.models.manual.flat import FlatParameters
 from headrace.models.networks import NORM_EPS
 from headrace.models.policy import Network
-
-
-class FlatParameters:
-    """Parameters that become views of one vector.
-
-    Attributes:
-        parameters: the vector.
-        flat: a gradient of the same layout, 0 at first.
-    """
-
-    def __init__(self, shaped: Sequence[nn.Parameter]) -> None:
-        self._shaped = shaped
-        self.parameters = torch.cat([p.detach().flatten() for p in shaped])
-        self.flat = torch.zeros_like(self.parameters)
-        values, self._gradients = self.parts(self.parameters), self.parts(self.flat)
-        for parameter, part in values.items():
-            parameter.data = part
-
-    def parts(self, flat: Tensor) -> dict[nn.Parameter, Tensor]:
-        """Return each parameter's part of a flat vector with the layout of `parameters`."""
-        pieces = torch.split_with_sizes(flat, [p.numel() for p in self._shaped])
-        return {p: piece.view_as(p) for p, piece in zip(self._shaped, pieces, strict=True)}
-
-    def start_update(self) -> None:
-        """Read what stays the same during an update; nothing by default."""
-
-    def value_and_gradient(self, parameter: Any) -> tuple[Tensor, Tensor]:
-        """Return a parameter and its gradient."""
-        return parameter.detach(), self._gradients[parameter]
-
-    def stacked(self, parameters: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Return neighbours in the vector, of one shape, and their gradients: `[E, *shape]`."""
-        first = parameters[0]
-        shape, size = (len(parameters), *first.shape), len(parameters) * first.numel()
-        start = (first.data_ptr() - self.parameters.data_ptr()) // first.element_size()
-        values, gradients = (
-            flat[start : start + size].view(shape) for flat in (self.parameters, self.flat)
-        )
-        assert all(a.data_ptr() == b.data_ptr() for a, b in zip(values, parameters, strict=True))
-        return values, gradients
 
 
 class Activation(NamedTuple):
@@ -96,14 +57,18 @@ ACTIVATIONS = {
 }
 
 
-def unsupported(network: Network, encoders: Iterable[nn.Module], weight: Tensor) -> str:
+def unsupported(
+    network: Network, encoders: Iterable[nn.Module], weight: Tensor, own: Mapping[str, bool]
+) -> str:
     """Return the reason why gradients of such a network are not written out, or "".
 
     Args:
         encoders: of observations. What they learn has no gradient here.
         weight: one of the network's.
+        own: reasons of the caller, and whether each holds.
     """
     reasons = {
+        **own,
         "--arithmetic plain": network.arithmetic == "plain",
         f"precision {network.precision}": network.precision != "fp32",
         f"activation {network.activation}": network.activation not in ACTIVATIONS,
