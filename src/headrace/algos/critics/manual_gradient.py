@@ -104,7 +104,10 @@ class PolicyGradient(FlatParameters):
 
     @functools.cached_property
     def _of_critics(self) -> Dense:
-        """The critics that judge actions. Once used, their weights do not move in memory."""
+        """The critics that judge actions.
+
+        They are read at the first gradient: another `FlatParameters` may move their weights before.
+        """
         return Dense(_layers(self._critics, self._network, first=self._num_critics))
 
     def _params(self, obs: Obs) -> tuple[Obs, Tensor]:
