@@ -1,10 +1,15 @@
 """Signals that ask a run to stop."""
 
+import itertools
 import os
+import resource
 import signal
 import subprocess
+from pathlib import Path
 
-from headrace.training.process import StopSignals
+import torch
+
+from headrace.training.process import StopSignals, freed_memory_kept
 
 
 def test_signal_stops_the_run_when_another_rank_has_ended(capfd):
@@ -18,3 +23,26 @@ def test_signal_stops_the_run_when_another_rank_has_ended(capfd):
     assert stop.received == signal.SIGTERM and stop()
     assert other.returncode == -signal.SIGTERM
     assert "Stopping: saving" in capfd.readouterr().err
+
+
+def pages_of_an_array_used_again():
+    """How many pages the system makes for an array of 64 MiB where others were freed: the least."""
+    counts = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
+    for _ in range(10):  # the first ones find the memory in pieces
+        torch.ones(2**24)
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    return min(after - before for before, after in itertools.pairwise(counts))
+
+
+def resident_pages():
+    """Pages of this process that are in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def test_freed_memory_is_kept_for_the_next_array_until_the_end():
+    of_an_array = 2**26 // resource.getpagesize()
+    assert pages_of_an_array_used_again() >= of_an_array
+    with freed_memory_kept():
+        assert pages_of_an_array_used_again() < of_an_array / 10
+        kept = resident_pages()
+    assert resident_pages() < kept - of_an_array / 2

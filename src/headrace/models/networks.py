@@ -187,7 +187,7 @@ class ImageEncoder(nn.Module):
         )
         if obs.dtype == torch.uint8:
             # channels-last before float: a quarter of the bytes to move
-            images = images.contiguous(memory_format=torch.channels_last).float() / 255
+            images = images.contiguous(memory_format=torch.channels_last).float().div_(255)
         features: Tensor = self.net(images.to(next(self.net.parameters()).dtype))
         return features.reshape(*batch, self.num_features)
 

@@ -41,7 +41,7 @@ from headrace.learner.learner import Learner
 from headrace.meter import SPANS, Laps, Meter
 from headrace.spec import Agents, Array
 from headrace.training.job import Job, RunRequest
-from headrace.training.process import math_threads
+from headrace.training.process import freed_memory_kept, math_threads
 from headrace.training.rank import build_learner, sampling_plan
 
 _MIN_IDLE = 0.1  # a smaller share of idle time is noise
@@ -366,7 +366,7 @@ class _Calibrator:
         run, minibatches, epochs = self._job.settings.run, self._minibatches, 1
         num_envs = self._share
         part = max(1, run.num_steps // _PART), max(1, minibatches // _PART)
-        with math_threads(run.learner_threads):
+        with math_threads(run.learner_threads), freed_memory_kept():
             began = time.perf_counter()
             cost = self._update_cost(few, [(num_envs, *part)], epochs)
             if time.perf_counter() - began < _SLOW_S:

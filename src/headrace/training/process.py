@@ -1,6 +1,7 @@
-"""Process-wide settings of a run: signal handlers, thread counts, the limit of open files."""
+"""Process-wide settings of a run: signals, thread counts, freed memory, limit of open files."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -14,6 +15,8 @@ from headrace.errors import ConfigError
 
 _FILES_PER_WORKER = 7  # memory, pipes, a socket, and what a worker needs while it starts
 _SAVES = "saving after this step. Again: stop without saving."
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_MIB = 2**20
 _OTHER_FILES = 24  # the server, the log, a checkpoint, and some of the user's files
 
 
@@ -98,6 +101,32 @@ def math_threads(count: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Let malloc keep what is freed within the `with`, instead of giving it back to the system.
+
+    A gradient step allocates and frees the same arrays again and again. glibc gives back those of
+    32 MiB or more at once, and what is free at the end of its heap soon; the system then clears
+    each page anew when it is used, which shows with images. The memory is given back at the end.
+    Other C libraries than glibc are left as they are.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):  # only glibc has it
+        yield
+        return
+    # Larger arrays, as a replay buffer's, stay apart: they are few, and pages come when used.
+    # An old glibc takes no more than 32 MiB.
+    if not libc.mallopt(_M_MMAP_THRESHOLD, 256 * _MIB):
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)
+    libc.mallopt(_M_TRIM_THRESHOLD, -1)  # never
+    try:
+        yield
+    finally:
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)  # what glibc itself arrives at
+        libc.mallopt(_M_TRIM_THRESHOLD, 64 * _MIB)
+        libc.malloc_trim(0)
 
 
 def check_open_files(num_workers: int) -> None:

@@ -48,7 +48,7 @@ from headrace.training.evaluator import Evaluate, Evaluator, no_evaluation
 from headrace.training.job import Job, guards_of
 from headrace.training.log import Display, MetricsLog
 from headrace.training.loop import train
-from headrace.training.process import StopSignals, check_open_files, math_threads
+from headrace.training.process import StopSignals, check_open_files, freed_memory_kept, math_threads
 from headrace.training.reporter import OnUpdate, Reporter, describe_resume, describe_start
 from headrace.training.saver import Saver, write_policies
 
@@ -86,6 +86,7 @@ def run_rank(
     meter.keep_laps(keep=run.timeline)
     with stop.installed(), _marked(job, ranks), contextlib.ExitStack() as stack:
         stack.enter_context(math_threads(run.learner_threads))
+        stack.enter_context(freed_memory_kept())
         device = device_of(run.device, ranks.local_rank)
         learner, counters = build_learner(job, device, meter, ranks), Counters()
         saved_episodes: dict[str, Array] = {}
