@@ -129,6 +129,24 @@ def test_features_begin_no_larger_than_a_vector_beside_them(net, side):
             assert float(encoder(image).square().mean().sqrt()) < 3
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("net", ["small", "impala", "nature"])
+def test_encoder_in_bf16_is_close_to_fp32_and_so_is_its_gradient(net, layer_norm):
+    with torch_seed(1):
+        encoder = ImageEncoder(Space("box", (48, 48, 3), "uint8"), net, layer_norm=layer_norm)
+    pixels = torch.randint(0, 256, (30, 48, 48, 3), dtype=torch.uint8)
+    found = []
+    for on in (False, True):
+        encoder.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            out = encoder(pixels).float()
+        out.square().sum().backward()
+        found.append([out.detach(), *(p.grad for p in encoder.parameters())])
+    for full, half in zip(*found, strict=True):
+        assert (half - full).norm() <= 0.05 * full.norm()
+        assert full.norm() == 0 or not torch.equal(half, full)
+
+
 @pytest.mark.more
 def test_bf16_is_close_to_fp32_and_leaves_weights_and_outputs_fp32():
     policy, fragment = stored_batch()

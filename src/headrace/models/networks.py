@@ -187,9 +187,24 @@ class ImageEncoder(nn.Module):
         )
         if obs.dtype == torch.uint8:
             # channels-last before float: a quarter of the bytes to move
-            images = images.contiguous(memory_format=torch.channels_last).float().div_(255)
+            images = images.contiguous(memory_format=torch.channels_last)
+            if torch.is_autocast_enabled(images.device.type):
+                return self._of_bf16(images).reshape(*batch, self.num_features)
+            images = images.float().div_(255)
         features: Tensor = self.net(images.to(next(self.net.parameters()).dtype))
         return features.reshape(*batch, self.num_features)
+
+    def _of_bf16(self, pixels: Tensor) -> Tensor:
+        """Compute `net(pixels / 255)` in bf16, which holds 0 to 255 exactly, but not the quotients.
+
+        So the first weights are divided, which also are fewer.
+        """
+        first, *rest = self.net
+        assert isinstance(first, nn.Conv2d)
+        out: Tensor = first._conv_forward(pixels.bfloat16(), first.weight / 255, first.bias)
+        for layer in rest:
+            out = layer(out)
+        return out
 
 
 def _with_norms(layers: list[nn.Module]) -> Iterator[nn.Module]:
