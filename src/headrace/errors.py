@@ -66,6 +66,10 @@ class RankError(HeadraceError):
     """Another rank of the job that died, failed, or does not answer."""
 
 
+class RankLostError(RankError):
+    """Another rank of the job that has died: others may go on without it."""
+
+
 class NonFiniteError(HeadraceError):
     """NaN or infinity in the loss, a gradient or a parameter; training stopped."""
 

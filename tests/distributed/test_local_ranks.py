@@ -319,7 +319,7 @@ def test_failure_of_one_rank_ends_all(tmp_path, how, error, words, backend, lear
         headrace.train(
             lambda: Failing(how, first, mark), run_dir=tmp_path / "run", num_learners=learners,
             backend=backend, rank_timeout_s=10, total_env_steps=10**6, checkpoint_every_s=0,
-            normalize_reward=False, **SETTINGS,
+            normalize_reward=False, on_worker_loss="fail", **SETTINGS,
         )  # fmt: skip
     # What is not finite would be so again.
     again = f"To go on: headrace resume {tmp_path / 'run'} --env module:callable"

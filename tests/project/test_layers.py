@@ -202,9 +202,8 @@ def test_files_and_functions_stay_readable(path):
     assert len(text.splitlines()) <= 500
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
-            most = 90 if name_of(path) == "training/loop.py" and node.name == "train" else 60
             length = node.end_lineno - node.lineno + 1
-            assert length <= most, f"{name_of(path)}: {node.name} has {length} lines"
+            assert length <= 60, f"{name_of(path)}: {node.name} has {length} lines"
 
 
 def test_public_methods_have_a_docstring_of_their_own_or_their_base_s():

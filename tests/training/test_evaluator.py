@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import headrace
+from headrace.distributed.process import math_threads
 from headrace.errors import EnvError, UsageError, WorkerError
 from headrace.evaluation.evaluate import evaluate
 from headrace.storage import checkpoint
 from headrace.storage.metrics import read_metrics
 from headrace.tools.report.history import read_history
-from headrace.training.process import math_threads
 from tests.envs.kernels.support import Ring
 from tests.marks import repeats
 from tests.support import Counting, children

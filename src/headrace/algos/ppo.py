@@ -127,8 +127,8 @@ def epochs(rows: Minibatch, ctx: UpdateContext[PPO]) -> Metrics:
         first = epoch * cfg.num_minibatches
         numbers = range(first, first + cfg.num_minibatches)
         seen += [ctx.step("policy", picked[i] | scalars, cfg.lr) for i in numbers]
-        if cfg.target_kl:
-            kl = ctx.ranks.gather(mean_of(seen[first:])["approx_kl"]).mean()
+        if cfg.target_kl and (made := mean_of(seen[first:])):
+            kl = ctx.ranks.gather(made["approx_kl"]).mean()
             if kl > cfg.target_kl:
                 break
 

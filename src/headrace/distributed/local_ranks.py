@@ -2,12 +2,14 @@
 
 Each is a fresh Python (it starts workers of its own) that gets its task through an inherited pipe
 and reports errors through it. Ranks meet on a port of the loopback that the system chooses, so two
-jobs never collide. The kernel ends them with rank 0.
+jobs never collide. The kernel ends them with rank 0. One that dies without a report is replaced, if
+the job can go on without what it had (`training/rejoin.py`); the ranks then form another *group*.
 """
 
 import contextlib
 import datetime
 import faulthandler
+import json
 import os
 import socket
 import subprocess
@@ -20,13 +22,14 @@ from multiprocessing import Pipe, connection
 from typing import Any, NamedTuple
 
 import cloudpickle
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from headrace.distributed.channel import pickled
 from headrace.distributed.child_process import cause_of_death, end_with_parent
 from headrace.distributed.ranks import Backend, JoinedRanks, RankInfo, device_of
 from headrace.distributed.stuck import end_stuck
 from headrace.errors import HeadraceError, RankError
+from headrace.timeouts import RestartRate
 
 _JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
 _NOTICE_WITHIN_S = 5.0  # for rank 0, that another rank is lost
@@ -41,16 +44,19 @@ def launch_ranks(
     device: str,
     limit_s: float,
     on_loss: Callable[[], None],
+    max_replaced: int,
     follow: Callable[..., None],
     *arguments: Any,
 ) -> Iterator[tuple[JoinedRanks, list[int]]]:
     """Start ranks 1 to `size - 1`, and join them as rank 0; yield the ranks and process ids.
 
-    If another rank is lost and rank 0 neither notices nor stops, this process prints its stacks
-    and ends.
+    The list of process ids changes when a rank is replaced. If another rank is lost for good and
+    rank 0 neither notices nor stops, this process prints its stacks and ends.
 
     Args:
-        on_loss: called by a thread when another rank is lost; must stop this rank's workers.
+        on_loss: called by a thread when another rank is lost for good; must stop this rank's
+            workers.
+        max_replaced: how many lost ranks are replaced in 10 minutes.
         follow: each other rank runs `follow(ranks, *arguments)`; both are pickled by value.
 
     Raises:
@@ -58,30 +64,32 @@ def launch_ranks(
     """
     # All devices are checked before a process is started.
     first_device, *_ = [device_of(device, rank) for rank in range(size)]
-    others: list[_OtherRank] = []
+    others = _Others(size, max_replaced)
     stack = contextlib.ExitStack()
     try:
         # gloo and NCCL listen there, in this process and those it starts.
         names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
         stack.enter_context(environment({name: os.environ.get(name, "lo") for name in names}))
         store = host_store("127.0.0.1")
-        task = pickled(
-            (follow, store.port, size, backend, device, limit_s, arguments), "other learners"
+        others.start(
+            store.port,
+            pickled(
+                (follow, store.port, size, backend, device, limit_s, arguments), "other learners"
+            ),
         )
-        others += (_OtherRank(rank, size, task) for rank in range(1, size))
-        for other in others:
-            other.wait_until_ready()
-        ranks = JoinedRanks(RankInfo(0, size, 0), store, backend, first_device, limit_s)
-        with contextlib.closing(ranks), _watched(others, on_loss):
-            yield ranks, [other.process.pid for other in others]
-        for other in others:
+        next_group = _NextGroup(store, 0)
+        ranks = JoinedRanks(
+            RankInfo(0, size, 0), next_group.store, backend, first_device, limit_s, next_group
+        )
+        with contextlib.closing(ranks), others.watched(on_loss):
+            yield ranks, others.pids
+        for other in others.ranks:
             other.finish()
     except RankError as error:
-        raise _error_of(others) or error from error
+        raise others.error() or error from error
     finally:
         stack.close()
-        for other in others:
-            other.end()
+        others.end()
 
 
 @contextlib.contextmanager
@@ -115,19 +123,20 @@ def first_cause(failures: Iterable[Failure]) -> Failure | None:
     """
 
     def precedence(failure: Failure) -> tuple[int, float, int]:
-        is_loss = type(failure.error) is RankError
+        is_loss = isinstance(failure.error, RankError)
         return is_loss + (is_loss and failure.at < float("inf")), failure.at, failure.rank
 
     return min(failures, key=precedence, default=None)
 
 
 class _OtherRank:
-    """Rank 0's end of another rank's process."""
+    """Rank 0's end of another rank's process, which first joins this `group`."""
 
-    def __init__(self, rank: int, size: int, task: bytes) -> None:
+    def __init__(self, rank: int, size: int, task: bytes, group: int) -> None:
         self.rank, self._size = rank, size
         self.pipe, there = Pipe()
-        code = f"from headrace.distributed.local_ranks import main; main({there.fileno()}, {rank})"
+        arguments = f"{there.fileno()}, {rank}, {group}"
+        code = f"from headrace.distributed.local_ranks import main; main({arguments})"
         with there:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -136,6 +145,8 @@ class _OtherRank:
                 process_group=0,  # Ctrl-C reaches rank 0 alone, which passes it on
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
+        self._sentinel = -1
+        self._report: Any = None
         self.pipe.send(task)
 
     def wait_until_ready(self) -> None:
@@ -152,10 +163,23 @@ class _OtherRank:
         if self.process.returncode:
             raise RankError(f"Rank {self.rank} failed.")
 
+    @property
+    def sentinel(self) -> int:
+        """A file descriptor that is ready once the process has ended."""
+        if self._sentinel < 0:
+            self._sentinel = os.pidfd_open(self.process.pid)
+        return self._sentinel
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self.process.poll() is not None
+
     def failure(self, deadline: float) -> Failure | None:
         """Return its failure, by its report or its exit code; None if it runs on."""
-        report = self._receive(deadline - time.monotonic())
+        report = self._report or self._receive(deadline - time.monotonic())
         if isinstance(report, tuple):
+            self._report = report
             at, error = report
             return Failure(at, self.rank, error.of_rank(self.rank, self._size))
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -177,52 +201,144 @@ class _OtherRank:
         self.process.kill()
         self.process.wait()
         self.pipe.close()
+        if self._sentinel >= 0:
+            os.close(self._sentinel)
+            self._sentinel = -1
 
 
-@contextlib.contextmanager
-def _watched(others: list[_OtherRank], on_loss: Callable[[], None]) -> Iterator[None]:
-    ended, waker = Pipe()
+class _Others:
+    """The processes of ranks 1 to `size - 1`, started, watched and replaced by rank 0."""
 
-    def watch() -> None:
-        deaths = {os.pidfd_open(other.process.pid): other for other in others}
-        while ended not in (ready := connection.wait([ended, *deaths])):
-            for fd in ready:
-                other = deaths.pop(fd)  # type: ignore[arg-type]
-                os.close(fd)  # type: ignore[arg-type]
-                if other.process.poll():
-                    on_loss()
-                    if not ended.poll(_NOTICE_WITHIN_S):
-                        _end_here(others)
-        for fd in deaths:
-            os.close(fd)
+    def __init__(self, size: int, max_replaced: int) -> None:
+        self._size, self._max_replaced = size, max_replaced
+        self._replaced = RestartRate(max_replaced)
+        self._too_often = False
+        self._has_stopped, self._have_ended = threading.Event(), threading.Event()
+        self.ranks: list[_OtherRank] = []
+        self.pids: list[int] = []
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        waker.send(None)
-        thread.join()
-        waker.close()
-        ended.close()
+    def start(self, port: int, task: bytes) -> None:
+        """Start all, and wait until they have the task; RankError if one does not come."""
+        self._task, self._group = task, 0
+        # A connection of its own: another thread may wait on rank 0's.
+        self._store = connect_store("127.0.0.1", port)
+        self.ranks += (_OtherRank(rank, self._size, task, 0) for rank in range(1, self._size))
+        self.pids += (other.process.pid for other in self.ranks)
+        for other in self.ranks:
+            other.wait_until_ready()
+
+    @contextlib.contextmanager
+    def watched(self, on_loss: Callable[[], None]) -> Iterator[None]:
+        """Replace ranks that are lost within the `with`, or call `on_loss` and end all."""
+        ended, waker = Pipe()
+
+        def watch() -> None:
+            try:
+                self._watch(ended, on_loss)
+            finally:
+                self._has_stopped.set()
+                # The kernel ends the processes that a thread has started with that thread.
+                self._have_ended.wait()
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            waker.send(None)
+            self._has_stopped.wait()
+            waker.close()
+            ended.close()
+
+    def end(self) -> None:
+        """End all processes, whatever they do."""
+        for other in self.ranks:
+            other.end()
+        self._have_ended.set()
+
+    def _watch(self, ended: Any, on_loss: Callable[[], None]) -> None:
+        while True:
+            running = [other for other in self.ranks if not other.has_ended]
+            lost = [other for other in self.ranks if other.process.returncode]
+            if lost and not self._replace(lost):
+                on_loss()
+                if not ended.poll(_NOTICE_WITHIN_S):
+                    self._end_here()
+                return
+            waited_for = [ended, *(other.sentinel for other in running)]
+            if not lost and ended in connection.wait(waited_for):
+                return
+
+    def _replace(self, lost: list[_OtherRank]) -> bool:
+        """Start successors, and have all form the next group; False: the job is to end."""
+        self._group += 1
+        words = []
+        while lost:
+            deadline = time.monotonic() + _REPORT_WITHIN_S
+            failures = [other.failure(deadline) for other in lost]
+            died = [each for each in failures if each is not None and each.at == float("inf")]
+            self._too_often = not all([self._replaced.again(time.monotonic()) for _ in died])
+            if len(died) < len(lost) or self._too_often:
+                self._announce(None)
+                return False
+            words += [str(each.error) for each in died]
+            for other in lost:
+                other.end()
+                successor = _OtherRank(other.rank, self._size, self._task, self._group)
+                self.ranks[other.rank - 1] = successor
+                self.pids[other.rank - 1] = successor.process.pid
+            for other in lost:
+                with contextlib.suppress(RankError):  # it has ended: found below
+                    self.ranks[other.rank - 1].wait_until_ready()
+            lost = [other for other in self.ranks if other.has_ended]
+        self._announce("\n".join(words))
+        return True
+
+    def _announce(self, loss: str | None) -> None:
+        """Tell all ranks to form the next group after a loss; None: to end."""
+        self._store.set(f"group {self._group}", json.dumps(loss))
+
+    def _end_here(self) -> None:
+        """Print the cause and the stacks of this process; end all ranks."""
+        error = self.error()
+        for other in self.ranks:
+            other.process.kill()
+        end_stuck(f"{error}\nRank 0 is stuck as well, here:")
+
+    def error(self) -> HeadraceError | None:
+        """Return the first cause of the job's end among these ranks; None: all run on."""
+        deadline = time.monotonic() + _REPORT_WITHIN_S
+        cause = first_cause(filter(None, (other.failure(deadline) for other in self.ranks)))
+        if cause is None:
+            return None
+        if self._max_replaced and self._too_often:
+            limit = f"{self._max_replaced} times in 10 minutes (--max-worker-restarts)"
+            return RankError(f"{cause.error}\nThat was more than {limit}.")
+        return cause.error
 
 
-def _end_here(others: list[_OtherRank]) -> None:
-    """Print the cause and the stacks of this process; end all ranks."""
-    error = _error_of(others)
-    for other in others:
-        other.process.kill()
-    end_stuck(f"{error}\nRank 0 is stuck as well, here:")
+class _NextGroup:
+    """A rank's way into the group after a loss; see `JoinedRanks`. `store`: of the present one."""
+
+    def __init__(self, store: Store, group: int) -> None:
+        self._all, self._group = store, group
+        self.store: Store = PrefixStore(f"of group {group}", store)
+
+    def __call__(self) -> tuple[Store, str]:
+        self._group += 1
+        name = f"group {self._group}"
+        try:
+            self._all.wait([name], datetime.timedelta(seconds=_JOIN_WITHIN_S))
+        except RuntimeError as error:
+            raise RankError(f"Ranks were lost, and none has taken their place: {error}") from None
+        loss = json.loads(self._all.get(name))
+        if loss is None:
+            raise RankError("Another rank was lost; its own message says why, if it had time.")
+        self.store = PrefixStore(f"of group {self._group}", self._all)
+        return self.store, loss
 
 
-def _error_of(others: list[_OtherRank]) -> HeadraceError | None:
-    deadline = time.monotonic() + _REPORT_WITHIN_S
-    cause = first_cause(filter(None, (other.failure(deadline) for other in others)))
-    return cause.error if cause else None
-
-
-def main(fd: int, rank: int) -> None:
-    """Run the process of another rank."""
+def main(fd: int, rank: int, group: int) -> None:
+    """Run the process of another rank, which joins this group first."""
     faulthandler.enable()
     end_with_parent()
     pipe: Any = connection.Connection(fd)
@@ -230,9 +346,10 @@ def main(fd: int, rank: int) -> None:
     try:
         follow, port, size, backend, device, limit_s, arguments = cloudpickle.loads(pipe.recv())
         pipe.send("ready")
-        store = connect_store("127.0.0.1", port)
-        info = RankInfo(rank, size, rank)
-        ranks = JoinedRanks(info, store, backend, device_of(device, rank), limit_s)
+        next_group = _NextGroup(connect_store("127.0.0.1", port), group)
+        info, own_device = RankInfo(rank, size, rank), device_of(device, rank)
+        ranks = JoinedRanks(info, next_group.store, backend, own_device, limit_s, next_group)
+        ranks.has_replaced = group > 0
         with contextlib.closing(ranks):
             follow(ranks, *arguments)
         return

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,10 +28,11 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from headrace.distributed.shm_collectives import Exchange
-from headrace.errors import ConfigError, RankError
+from headrace.errors import ConfigError, RankError, RankLostError
 from headrace.meter import Meter
 
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
+NextGroup = Callable[[], tuple[Store, str]]
 
 
 class Ranks:
@@ -41,10 +42,12 @@ class Ranks:
         rank, size: which of how many.
         local_rank: which of those on this host: its GPU.
         transport: how the ranks exchange data.
+        has_replaced: whether this process took the place of a lost one: it has nothing learned yet.
     """
 
     rank, size, local_rank = 0, 1, 0
     transport = "nothing"
+    has_replaced = False
 
     def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
         """Return a loss whose `backward` gives the mean gradients of all ranks.
@@ -69,6 +72,19 @@ class Ranks:
         """Return the data, of any length, of every rank."""
         return [data]
 
+    def rejoin(self, error: RankLostError) -> str:
+        """Join the ranks that are left, and one in the place of each that was lost.
+
+        Modules that were wrapped must be wrapped again, by all ranks in the same order.
+
+        Returns:
+            The losses, in words.
+
+        Raises:
+            RankError: nothing takes its place; else `error` itself.
+        """
+        raise error
+
     def close(self) -> None:
         """Leave the job."""
 
@@ -81,6 +97,17 @@ def gather_json(ranks: Ranks, data: Any) -> list[Any]:
     if ranks.size == 1:
         return [data]
     return [json.loads(each) for each in ranks.gather_bytes(json.dumps(data).encode())]
+
+
+def check_same(ranks: Ranks, digest: bytes, what: str) -> None:
+    """Raise RankError, about `what` in plural, unless all ranks have the same digest of it."""
+    digests = [each.hex() for each in ranks.gather_bytes(digest)]
+    if len(set(digests)) > 1:
+        listed = "\n".join(f"  rank {rank}: {each[:16]}" for rank, each in enumerate(digests))
+        raise RankError(
+            f"{what} of the ranks are not the same:\n{listed}\n"
+            "The likely cause is something that differs between their machines or versions."
+        )
 
 
 def share_of(number: int, rank: int, size: int) -> int:
@@ -105,6 +132,8 @@ class JoinedRanks(Ranks):
     Args:
         store: where the ranks find each other; None: MPI needs none.
         limit_s: how long a rank may let the others wait.
+        next_group: waits until lost ranks have successors; returns where all find each other then,
+            and the loss in words, or raises RankError. None: the loss of a rank ends the job.
 
     Raises:
         ConfigError: torch was built without the backend, or it does not fit the device.
@@ -118,11 +147,14 @@ class JoinedRanks(Ranks):
         backend: Backend,
         device: torch.device,
         limit_s: float,
+        next_group: NextGroup | None = None,
     ) -> None:
         self.rank, self.size, self.local_rank = info.rank, info.size, info.local_rank
+        self._backend, self._device, self._limit_s = backend, device, limit_s
+        self._next_group, self._has_rejoined = next_group, False
         self._exchange: Exchange | None = None
         self._cpu: dist.ProcessGroup | None = None
-        self.transport = chosen = backend_for(backend, device)
+        chosen = backend_for(backend, device)
         if store is None and chosen != "mpi":
             raise ConfigError(
                 "RANK and WORLD_SIZE are set in the environment, as torchrun does, but MASTER_ADDR "
@@ -134,31 +166,55 @@ class JoinedRanks(Ranks):
                 "Train with several learners in one process at a time, after the other has ended."
             )
         self._excepthook = sys.excepthook  # torch puts the rank before every later traceback
-        limit = datetime.timedelta(seconds=limit_s)
+        self._join(store)
+
+    def _join(self, store: Store | None) -> None:
+        self.transport = chosen = backend_for(self._backend, self._device)
         with contextlib.ExitStack() as stack, self.meeting():
             stack.callback(self.close)
             dist.init_process_group(
                 chosen,
                 store=store,
-                rank=-1 if store is None else info.rank,
-                world_size=-1 if store is None else info.size,
-                timeout=limit,
-                device_id=device if chosen == "nccl" else None,
+                rank=-1 if store is None else self.rank,
+                world_size=-1 if store is None else self.size,
+                timeout=datetime.timedelta(seconds=self._limit_s),
+                device_id=self._device if chosen == "nccl" else None,
             )
             # Decisions are made on data of the CPU.
             self._cpu = dist.new_group(backend="gloo") if chosen == "nccl" else dist.group.WORLD
             hosts = set(self.gather_bytes(host_id().encode()))
-            if backend == "auto" and chosen == "gloo" and len(hosts) == 1 and self.size > 1:
+            is_auto = self._backend == "auto" and chosen == "gloo"
+            if is_auto and len(hosts) == 1 and self.size > 1:
                 self.transport = "shared memory"
                 shared = dist.distributed_c10d._get_default_store()
 
-                self._exchange = Exchange(self.rank, self.size, shared, _CAPACITY, limit_s)
+                self._exchange = Exchange(self.rank, self.size, shared, _CAPACITY, self._limit_s)
             stack.pop_all()
+
+    def rejoin(self, error: RankLostError) -> str:
+        if self._next_group is None:
+            raise error
+        losses = []
+        while True:
+            store, loss = self._next_group()
+            losses.append(loss)
+            self.close()
+            try:
+                self._join(store)
+            except RankLostError:  # another one, meanwhile
+                continue
+            self._has_rejoined = True
+            return "\n".join(losses)
 
     def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
         with self.meeting():
             wrapped = DistributedDataParallel(
-                module, gradient_as_bucket_view=True, find_unused_parameters=may_skip, **_NO_BUFFERS
+                module,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=may_skip,
+                # After a loss, rank 0 may be behind others.
+                init_sync=not (self.has_replaced or self._has_rejoined),
+                **_NO_BUFFERS,
             )
         if self._exchange is not None:
             wrapped.register_comm_hook((self, meter), _mean_over_ranks)
@@ -203,7 +259,7 @@ class JoinedRanks(Ranks):
     def close(self) -> None:
         if self._exchange is not None:
             self._exchange.close()
-        self._cpu = None
+        self._cpu = self._exchange = None
         if dist.is_initialized():
             dist.destroy_process_group()
         # gloo's threads end with the last reference to their group, and some lie in cycles, as a
@@ -219,7 +275,7 @@ class JoinedRanks(Ranks):
             # gloo has no class of its own
             if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
                 raise
-            raise RankError(
+            raise RankLostError(
                 f"Rank {self.rank} of {self.size} lost the others: {error}\n"
                 "If one of them failed, its own message says why."
             ) from error

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from headrace.errors import RankError
+from headrace.errors import RankError, RankLostError
 
 SPIN_S = 50e-6
 """How long to poll before sleeping: a rank that is a little late costs no wake-up then."""
@@ -138,8 +138,8 @@ def _take(rank: int, peer: socket.socket) -> bool:
     raise _gone(rank)
 
 
-def _gone(rank: int) -> RankError:
-    return RankError(f"Rank {rank} is gone; its own message says why, if it had time for one.")
+def _gone(rank: int) -> RankLostError:
+    return RankLostError(f"Rank {rank} is gone; its own message says why, if it had time for one.")
 
 
 def _connect(

@@ -18,11 +18,12 @@ from headrace.config.policies import DEFAULT, sides_of
 from headrace.config.settings import Settings
 from headrace.device_seeding import permutations as permutations_on_device
 from headrace.distributed.of_envs import OfEnvs
-from headrace.distributed.ranks import SINGLE_RANK, Ranks
-from headrace.errors import CheckpointError, ConfigError, RankError
+from headrace.distributed.ranks import SINGLE_RANK, Ranks, check_same
+from headrace.errors import ConfigError
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.compiling import check_compiler
 from headrace.learner.frozen import load_frozen, seed_of_weights, untrained_policy
+from headrace.learner.learned_state import LearnedState
 from headrace.learner.optimizer import Optimizer, without_denormals
 from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
@@ -36,6 +37,8 @@ from headrace.returns import discounted_sum
 from headrace.seeding import env_orders, permutations
 from headrace.spec import Agents, EnvSpec
 from headrace.storage.checkpoint import Checkpoint, Section, SectionState, module_section
+
+_SHARED = "version", "learner_steps", "_steps_made", "_has_normalized", "_return_gamma"
 
 
 class Loss(nn.Module):
@@ -96,10 +99,14 @@ class PolicyLearner:
             module.to(device=device, dtype=None if isinstance(module, OfEnvs) else dtype)
         losses = settings.algorithm.losses(self._modules, settings.algo)
         self.optimizers = {loss: self._optimizer(loss, spec) for loss, spec in losses.items()}
+        self._learned = LearnedState(self._modules, self.optimizers, ranks)
         self._graphs: dict[str, Recorded] = {}
         self._steps = {loss: self._step_of(loss, spec) for loss, spec in losses.items()}
         self._counted = next(iter(losses))
         self.version = self.learner_steps = 0
+        # Of the update under way, which may have to be made again after the loss of another rank
+        self._steps_made = self._steps_to_skip = 0
+        self._has_normalized = False
         self._return_so_far = torch.zeros(rows, device=device)
         self._return_gamma: float | None = None  # that it was discounted by
 
@@ -204,13 +211,15 @@ class PolicyLearner:
             self._update_normalizers(batch, config.gamma)
         for optimizer in self.optimizers.values():
             optimizer.start_update()
+        self._steps_to_skip = self._steps_made
         with self._ranks.meeting(), without_denormals():
             metrics = dict(self._settings.algorithm.update(batch, context))
         if run.lag:
             metrics |= self._lag(batch)
-        if not is_first:
+        if not self._has_normalized:
             self._update_normalizers(batch, config.gamma)
         self.version += 1
+        self._steps_made, self._has_normalized = 0, False
         bad = [optimizer.num_nonfinite() for optimizer in self.optimizers.values()]
         metrics["nonfinite"] = sum(bad[1:], bad[0])
         # The host waits for the device only here, where normalizers select valid rows, where
@@ -228,8 +237,13 @@ class PolicyLearner:
         if loss not in self._steps:
             losses = ", ".join(self._steps)
             raise ConfigError(f"step({loss!r}, ...): expected a loss of the algorithm: {losses}.")
+        if self._steps_to_skip:  # made before a rank was lost
+            self._steps_to_skip -= 1
+            return {}
+        metrics = self._steps[loss]({"minibatch": minibatch, "lr": lr})
         self.learner_steps += loss == self._counted
-        return self._steps[loss]({"minibatch": minibatch, "lr": lr})
+        self._steps_made += 1
+        return metrics
 
     def _minibatch_order(self, batch: Fragment, num_epochs: int) -> Tensor:
         """Return what `UpdateContext.minibatch_order` documents."""
@@ -273,69 +287,51 @@ class PolicyLearner:
                 sums = discounted_sum(reward[:, columns], done[:, columns], start, gamma)
                 total[:, columns], self._return_so_far[env[columns]] = sums[:-1], sums[-1]
             self.policy.normalize_reward.update(total[valid], self._ranks)
+        self._has_normalized = True
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """How far this learner is: updates, and gradient steps of the update under way."""
+        return self.version, self._steps_made
+
+    def rejoin(self) -> None:
+        """Average gradients over the ranks that there are after a loss."""
+        for optimizer in self.optimizers.values():
+            optimizer.rejoin(partial(self._ranks.wrap, meter=self._meter))
+
+    def shared_state(self) -> SectionState:
+        """Return what is the same on all ranks, also within an update."""
+        state = {f"policy.{key}": tensor for key, tensor in self.policy.state_dict().items()}
+        state |= {f"learned.{key}": tensor for key, tensor in self._learned.alike().items()}
+        return state, {name: getattr(self, name) for name in _SHARED}
+
+    def load_shared_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over the state of another rank."""
+        self.policy.load_state_dict(select(tensors, "policy."))
+        self._learned.load_alike(select(tensors, "learned."))
+        for name in _SHARED:
+            setattr(self, name, values[name])
 
     def sections(self) -> list[Section]:
         """Return the sections of the policy and its optimizers."""
-        of_envs = [m for m in self._modules.values() if isinstance(m, OfEnvs)]
-        assert len(of_envs) <= 1, "the rows of one module are saved"
-        rows = of_envs[0] if of_envs and not of_envs[0].unsaved else None
         learned = Section(
             f"learner_{self._name}",
-            self._learned,
+            self._save_learned,
             self._load_learned,
             is_collective=True,
-            rows=rows,
+            rows=self._learned.rows,
         )
         return [module_section(f"policy_{self._name}", self.policy), learned]
 
-    def _learned(self) -> SectionState:
-        state = {"return_so_far": self._ranks.gather(self._return_so_far).flatten()}
-        for name, optimizer in self.optimizers.items():
-            state |= {_prefix(name) + key: t for key, t in optimizer.state().items()}
-        for key, tensor in self._beside_policy().items():
-            axis = self._env_axis(key)
-            of_all = () if axis is None else self._ranks.gather(tensor)
-            state[key] = tensor if axis is None else torch.cat(tuple(of_all), axis)
-        return state, {"return_gamma": self._return_gamma}
-
-    def _beside_policy(self) -> dict[str, Tensor]:
-        """Return the state of all modules but the policy, by name."""
-        return {
-            f"modules.{name}.{key}": tensor
-            for name, module in self._modules.items()
-            if name != "policy"
-            for key, tensor in module.state_dict().items()
-            if not (isinstance(module, OfEnvs) and key in module.columns | module.unsaved)
-        }
-
-    def _env_axis(self, key: str) -> int | None:
-        """Return the axis of a tensor of `_beside_policy` along which the ranks share it out."""
-        _, name, of_module = key.split(".", 2)
-        module = self._modules[name]
-        if self._ranks.size == 1 or not isinstance(module, OfEnvs):
-            return None
-        return module.env_axis(of_module)
+    def _save_learned(self) -> SectionState:
+        returns = {"return_so_far": self._ranks.gather(self._return_so_far).flatten()}
+        return returns | self._learned.tensors(), {"return_gamma": self._return_gamma}
 
     def _load_learned(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         running = tensors["return_so_far"].chunk(self._ranks.size)
         self._return_so_far = running[self._ranks.rank].to(self._device)
         self._return_gamma = values.get("return_gamma")  # old checkpoints lack it
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state(select(tensors, _prefix(name)))
-        for key, tensor in self._beside_policy().items():
-            found = tensors.get(key)
-            if found is not None and (axis := self._env_axis(key)) is not None:
-                found = found.tensor_split(self._ranks.size, axis)[self._ranks.rank]
-            if found is None or found.shape != tensor.shape:
-                saved = "missing" if found is None else tuple(found.shape)
-                raise CheckpointError(
-                    f"{key} of the algorithm is {tuple(tensor.shape)} now, and {saved} in the "
-                    "checkpoint.\nResume with the code and settings that the run was trained with."
-                )
-            tensor.copy_(found)
-        for module in self._modules.values():
-            if isinstance(module, OfEnvs) and module.unsaved:
-                module.begin_again()
+        self._learned.load(tensors)
 
 
 class Learner:
@@ -397,8 +393,8 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """Updates made so far: the version of the weights."""
-        return next(iter(self.learners.values())).version
+        """Updates made so far, by all policies: the version of the weights."""
+        return min(learner.version for learner in self.learners.values())
 
     @property
     def learner_steps(self) -> int:
@@ -432,12 +428,36 @@ class Learner:
             parameters that were not finite.
         """
         metrics: dict[str, float] = {"nonfinite": 0.0}
+        version = self.version
         for name, learner in self.learners.items():
+            if learner.version > version:  # it was updated before a rank was lost
+                continue
             prefix = f"{name}/" if len(self.policies) > 1 else ""
             updated = learner.update(batches[name], env_steps, new_env_steps)
             metrics["nonfinite"] += updated.pop("nonfinite")
             metrics |= {prefix + metric: value for metric, value in updated.items()}
         return metrics
+
+    @property
+    def positions(self) -> list[tuple[int, int]]:
+        """How far each policy's learner is; see `PolicyLearner.position`."""
+        return [learner.position for learner in self.learners.values()]
+
+    def rejoin(self) -> None:
+        """Average gradients over the ranks that there are after a loss."""
+        for learner in self.learners.values():
+            learner.rejoin()
+
+    def shared_state(self) -> SectionState:
+        """Return what is the same on all ranks, also within an update."""
+        states = {name: learner.shared_state() for name, learner in self.learners.items()}
+        tensors = {f"{name}/{key}": t for name, (of, _) in states.items() for key, t in of.items()}
+        return tensors, {name: values for name, (_, values) in states.items()}
+
+    def load_shared_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take over the state of another rank."""
+        for name, learner in self.learners.items():
+            learner.load_shared_state(select(tensors, f"{name}/"), values[name])
 
     def warnings(self, metrics: dict[str, float]) -> list[str]:
         """Return what the metrics of an update warn of."""
@@ -454,13 +474,7 @@ class Learner:
         for policy in self.policies.values():
             for tensor in policy.state_dict().values():
                 digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        digests = [each.hex() for each in self._ranks.gather_bytes(digest.digest())]
-        if len(set(digests)) > 1:
-            listed = "\n".join(f"  rank {rank}: {each[:16]}" for rank, each in enumerate(digests))
-            raise RankError(
-                f"After update {self.version}, the ranks' parameters are not the same:\n{listed}\n"
-                "The likely cause is something that differs between their machines or versions."
-            )
+        check_same(self._ranks, digest.digest(), f"After update {self.version}, the parameters")
 
     def sections(self) -> list[Section]:
         """Return the learner's sections of a checkpoint."""
@@ -483,8 +497,3 @@ class Learner:
         steps = data.get("learner_steps_by_policy", equal_parts)
         for name, learner in self.learners.items():
             learner.version, learner.learner_steps = data["version"], steps[name]
-
-
-def _prefix(loss: str) -> str:
-    """Return the prefix of a loss's optimizer in the file: "" for an actor-critic's only loss."""
-    return "" if loss == "policy" else f"{loss}."

@@ -154,6 +154,11 @@ class Optimizer:
             return self._loss.no_sync()
         return contextlib.nullcontext()
 
+    def rejoin(self, wrap: Callable[..., nn.Module]) -> None:
+        """Average gradients over other ranks, by `Ranks.wrap`, from now on."""
+        if isinstance(self._loss, DistributedDataParallel):
+            self._loss = wrap(self._loss.module, may_skip=self._loss.find_unused_parameters)
+
     def num_nonfinite(self) -> Tensor:
         """Return the number of masked steps, plus 1 if a parameter is not finite; on the device."""
         norm = nn.utils.get_total_norm(self._adam.parameters)

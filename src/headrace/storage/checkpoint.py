@@ -134,6 +134,11 @@ def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
     return save({key: _contiguous(tensor) for key, tensor in tensors.items()})
 
 
+def from_safetensors(data: bytes) -> dict[str, Tensor]:
+    """Undo `to_safetensors`: named tensors."""
+    return load(data)
+
+
 def prune(keep: int, written: Path) -> None:
     """Remove all but the `keep` newest checkpoints up to `written`, which was just written.
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from headrace.collectors.api import WINDOW, Ledger
@@ -72,18 +72,28 @@ class Counters:
 
     def section(self) -> Section:
         """Return the checkpoint's section of these counters."""
-        return Section("counters", lambda: ({}, self._to_json()), lambda _, data: self._load(data))
+        return Section("counters", lambda: ({}, self.to_json()), lambda _, data: self._load(data))
 
-    def _to_json(self) -> dict[str, Any]:
+    def copy(self) -> "Counters":
+        """Return a copy that stays as it is."""
+        windows = {name: getattr(self, name).copy() for name in _WINDOWS}
+        return replace(self, ledger=replace(self.ledger), **windows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counters as plain data."""
         return asdict(self) | {name: list(getattr(self, name)) for name in _WINDOWS}
 
-    def _load(self, data: dict[str, Any]) -> None:
+    def read(self, data: dict[str, Any]) -> None:
+        """Take over what `to_json` returned."""
         windows = {name: deque(data[name], maxlen=WINDOW) for name in _WINDOWS if name in data}
         changes = tuple(EnvChange(*each) for each in data.get("env_changes", ()))
         parsed = {"ledger": Ledger(**data["ledger"]), "env_changes": changes}
         saved = Counters(**data | windows | parsed)
         for counter in fields(self):
             setattr(self, counter.name, getattr(saved, counter.name))
+
+    def _load(self, data: dict[str, Any]) -> None:
+        self.read(data)
         # Steps under way at the save are lost.
         self.ledger.lost = self.ledger.collected - self.ledger.remade - self.env_steps
 

@@ -14,7 +14,15 @@ from headrace.config.run_config import RunConfig
 from headrace.config.settings import Settings
 from headrace.distributed import torchrun
 from headrace.distributed.local_ranks import launch_ranks
-from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, Ranks, device_of, gather_json
+from headrace.distributed.process import StopSignals
+from headrace.distributed.ranks import (
+    SINGLE_RANK,
+    JoinedRanks,
+    Ranks,
+    backend_for,
+    device_of,
+    gather_json,
+)
 from headrace.errors import (
     ConfigError,
     EnvChangeError,
@@ -30,7 +38,6 @@ from headrace.storage import run_dir as rundir
 from headrace.training.calibration import calibrated
 from headrace.training.job import Job, RunRequest, inspect_request, job_of_run, settings_of_run
 from headrace.training.log import Display, TerminalDisplay
-from headrace.training.process import StopSignals
 from headrace.training.rank import RunResult, follow, run_rank, stderr_say
 from headrace.training.reporter import (
     OnUpdate,
@@ -161,7 +168,8 @@ class Launch:
                     raise error.of_rank(ranks.rank, ranks.size) from error
         elif run.num_learners > 1:
             settings = (run.num_learners, run.backend, run.device, run.rank_timeout_s)
-            with launch_ranks(*settings, stop.stop, follow, job) as (ranks, others):
+            replaced = _max_replaced(job)
+            with launch_ranks(*settings, stop.stop, replaced, follow, job) as (ranks, others):
                 stop.pass_on_to = others
                 yield ranks
         else:
@@ -181,6 +189,17 @@ class Launch:
     def _held(self, run_dir: Path) -> contextlib.AbstractContextManager[None]:
         """Lock the directory for this process; torchrun's ranks above 0 only read it."""
         return contextlib.nullcontext() if self._rank else rundir.locked(run_dir)
+
+
+def _max_replaced(job: Job) -> int:
+    """Return how many lost learners are replaced in 10 minutes, while the others go on.
+
+    A replay's rows are lost with their learner, and NCCL ends the process that has lost another.
+    """
+    settings, run = job.settings, job.settings.run
+    backend = backend_for(run.backend, device_of(run.device, 0))
+    may_go_on = settings.algorithm.data != "replay" and backend == "gloo"
+    return run.max_worker_restarts if may_go_on and run.on_worker_loss == "restart" else 0
 
 
 def refuse_used(run_dir: Path) -> None:

@@ -1,109 +1,190 @@
 """The training loop: collect, learn, publish, report, save, stop. Parts: `rank.py` builds them."""
 
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headrace.collectors.api import Collected, Collector, Ledger
+from headrace.batch import Fragment
+from headrace.collectors.api import Collected, Collector, Ledger, Say
 from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
 from headrace.envs.changes import EnvChange
+from headrace.errors import RankLostError
 from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
+from headrace.training.rejoin import Iteration, agree
 from headrace.training.saver import Saver
 
 
-def train(
-    run: RunConfig,
-    collector: Collector,
-    learner: Learner,
-    counters: Counters,
-    meter: Meter,
-    *,
-    ranks: Ranks,
-    saver: Saver,
-    evaluate: Callable[[bool], dict[str, float]],
-    on_update: Callable[[dict[str, float]], list[EnvChange]],
-    may_change_envs: bool = False,
-    league: League | None = None,
-) -> None:
-    """Train until `Counters.is_done`, or until a rank is told to stop.
+@dataclass
+class Loop:
+    """The training loop of a rank, and its parts.
 
-    Every rank runs this loop, and all take the same decisions. After each update, `evaluate` is
-    told whether it was the last, and returns metrics if an evaluation has ended; `on_update` gets
-    all metrics. If it `may_change_envs`, the changes that it returns on rank 0 are made on all.
+    Every rank runs this loop, and all take the same decisions.
 
-    Raises:
-        NonFiniteError: a gradient was NaN or infinite; nothing is saved after that.
-        EnvError, WorkerError: from the collector; nothing is saved after that either.
-        RankError: another rank failed, or its parameters differ.
+    Attributes:
+        evaluate: told after each update whether it was the last; returns metrics if an evaluation
+            has ended.
+        on_update: gets all metrics of an update. Its changes of environments, if the loop
+            `may_change_envs`, are those of rank 0 on all ranks.
+        say: receives messages for the user.
+        iteration: of a rank that takes the place of a lost one: as it was agreed on.
     """
-    collector.publish(learner.policies, learner.version)
-    meter.lap("publish")
-    ledger_before, seconds = counters.ledger, 0.0
-    while not counters.is_done(run, seconds):
-        collected = collector.collect()
-        meter.lap("wait")
-        reports = gather_json(ranks, _report(collected, collector, meter, saver.is_due()))
+
+    run: RunConfig
+    collector: Collector
+    learner: Learner
+    counters: Counters
+    meter: Meter
+    ranks: Ranks
+    saver: Saver
+    evaluate: Callable[[bool], dict[str, float]]
+    on_update: Callable[[dict[str, float]], list[EnvChange]]
+    say: Say
+    may_change_envs: bool = False
+    league: League | None = None
+    iteration: Iteration = field(default_factory=Iteration)
+
+    def __post_init__(self) -> None:
+        self._seconds = 0.0
+        self._collected: Collected | None = None  # the batch in hand, not learned from
+        self._batch: dict[str, Fragment] | None = None  # the same, as learners have it
+
+    def train(self) -> None:
+        """Train until `Counters.is_done`, or until a rank is told to stop.
+
+        Raises:
+            NonFiniteError: a gradient was NaN or infinite; nothing is saved after that.
+            EnvError, WorkerError: from the collector; nothing is saved after that either.
+            RankError: another rank failed, or its parameters differ.
+        """
+        self._publish()
+        self._ledger_before = self.counters.ledger
+        while not self._is_done():
+            try:
+                if not self._iterate():
+                    break
+            except RankLostError as error:
+                self._rejoin(error)
+        self.collector.halt()
+        self._count_ledgers(gather_json(self.ranks, asdict(self._ledger())))
+        self.saver.save()
+        self.meter.lap("checkpoint")
+
+    def _iterate(self) -> bool:
+        """Collect a batch, unless there is one, and learn from it; False: the run is to stop."""
+        collector, learner, counters, meter = (
+            self.collector, self.learner, self.counters, self.meter
+        )  # fmt: skip
+        if learner.version > self.iteration.version:
+            self.iteration.begin(learner.version, counters)
+        if self._collected is None:
+            self._collected = collector.collect()
+            meter.lap("wait")
+        collected = self._collected
+        reports = gather_json(self.ranks, self._report(collected))
         meter.lap("ranks")
-        counters.ledger = sum((Ledger(**each["ledger"]) for each in reports), ledger_before)
+        self._count_ledgers([each["ledger"] for each in reports])
         if collected is None or not all(each["is_complete"] for each in reports):
             # A rank was told to stop: no rank learns from this batch.
             if collected is not None:
                 collector.discard_batch()
-            break
+            return False
         env_steps = counters.env_steps
         counters.add(reports)
-        seconds = sum(reports[0]["seconds"].values())
-        batch = learner.assemble(collected.fragments)
-        collector.release_batch(more=not counters.is_done(run, seconds))
+        self._seconds = sum(reports[0]["seconds"].values())
+        if self._batch is None:
+            self._batch = learner.assemble(collected.fragments)
+            collector.release_batch(more=not self._is_done())
+        batch = self._batch
         metrics = learner.update(batch, env_steps, counters.env_steps - env_steps)
-        collector.publish(learner.policies, learner.version)
-        meter.lap("publish")
+        self._collected = self._batch = None
+        self._publish()
 
-        saver.check_finite(metrics, batch)
-        if league is not None:
+        self.saver.check_finite(metrics, batch)
+        if self.league is not None:
             episodes = [Episode(*each) for report in reports for each in report["episodes"]]
-            metrics |= league.after_update(episodes, counters.env_steps)
-            collector.set_pool(league.pool)
-        if run.check_ranks and learner.version % run.check_ranks == 0:
+            metrics |= self.league.after_update(episodes, counters.env_steps)
+            collector.set_pool(self.league.pool)
+        if self.run.check_ranks and learner.version % self.run.check_ranks == 0:
             learner.check_equal()
-        metrics |= evaluate(counters.is_done(run, seconds))
+        metrics |= self.evaluate(self._is_done())
         meter.lap("eval")
-        changes = on_update(metrics | collected.metrics | _rank_metrics(reports))
+        changes = self.on_update(metrics | collected.metrics | _rank_metrics(reports))
         meter.lap("log")
-        if may_change_envs:
-            counters.change_envs(gather_json(ranks, changes)[0])
+        if self.may_change_envs:
+            counters.change_envs(gather_json(self.ranks, changes)[0])
             collector.change_envs(counters.env_changes)
             meter.lap("ranks")
         if reports[0]["save_is_due"]:
-            saver.save()
+            self.saver.save()
             meter.lap("checkpoint")
-    collector.halt()
-    ledgers = gather_json(ranks, asdict(collector.ledger))
-    counters.ledger = sum((Ledger(**each) for each in ledgers), ledger_before)
-    saver.save()
-    meter.lap("checkpoint")
+        return True
 
+    def _rejoin(self, error: RankLostError) -> None:
+        """Go on with the ranks that are left and the successors of those that were lost."""
+        began, losses = time.monotonic(), []
+        while True:
+            losses.append(self.ranks.rejoin(error))
+            try:
+                self.learner.rejoin()
+                agreed = agree(
+                    self.ranks, self.learner, self.counters, self.league, self.iteration,
+                    self.saver.saved_version,
+                )  # fmt: skip
+                break
+            except RankLostError as another:
+                error = another
+        assert self.iteration.saved_version is not None
+        self.saver.saved_version = self.iteration.saved_version
+        self._ledger_before = self.counters.ledger
+        if agreed.is_learned and self._collected is not None:
+            self._collected = self._batch = None
+            self._publish()
+        if self.league is not None:
+            self.collector.set_pool(self.league.pool)
+        self.meter.lap("ranks")
+        if self.ranks.rank == 0:
+            words = "\n".join(losses)
+            self.say(
+                f"{words}\nA new process has taken its place after "
+                f"{time.monotonic() - began:.1f} s; the others go on with all that they have "
+                f"learned. Env steps lost: {agreed.lost:,}, and what was not reported yet."
+            )
 
-def _report(
-    collected: Collected | None, collector: Collector, meter: Meter, save_is_due: bool
-) -> dict[str, Any]:
-    """Return what all ranks must know of this rank's batch to decide alike, as plain data."""
-    batch = collected or Collected([], 0)
-    return {
-        "is_complete": collected is not None,
-        "env_steps": batch.env_steps,
-        "agent_steps": batch.agent_steps,
-        "episodes": batch.episodes,
-        "num_episodes": len(batch.episodes) if batch.num_episodes is None else batch.num_episodes,
-        "ledger": asdict(collector.ledger),
-        "save_is_due": save_is_due,
-        "seconds": meter.seconds(),
-    }
+    def _publish(self) -> None:
+        self.collector.publish(self.learner.policies, self.learner.version)
+        self.meter.lap("publish")
+
+    def _is_done(self) -> bool:
+        return self.counters.is_done(self.run, self._seconds)
+
+    def _ledger(self) -> Ledger:
+        """Return the ledger of this rank since all ranks agreed on counters."""
+        return self.collector.ledger - self.iteration.since
+
+    def _count_ledgers(self, of_ranks: list[dict[str, int]]) -> None:
+        self.iteration.ledgers = [Ledger(**each) for each in of_ranks]
+        self.counters.ledger = sum(self.iteration.ledgers, self._ledger_before)
+
+    def _report(self, collected: Collected | None) -> dict[str, Any]:
+        """Return what all ranks must know of this rank's batch to decide alike, as plain data."""
+        batch = collected or Collected([], 0)
+        count = batch.num_episodes
+        return {
+            "is_complete": collected is not None,
+            "env_steps": batch.env_steps,
+            "agent_steps": batch.agent_steps,
+            "episodes": batch.episodes,
+            "num_episodes": len(batch.episodes) if count is None else count,
+            "ledger": asdict(self._ledger()),
+            "save_is_due": self.saver.is_due(),
+            "seconds": self.meter.seconds(),
+        }
 
 
 def _rank_metrics(reports: list[dict[str, Any]]) -> dict[str, float]:

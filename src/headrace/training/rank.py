@@ -15,7 +15,15 @@ import torch
 
 import headrace
 from headrace.algos.off_policy import ReplayConfig
-from headrace.collectors.api import Collector, LeaguePlan, PolicyPlan, SamplingPlan, Say, ShouldStop
+from headrace.collectors.api import (
+    Collector,
+    LeaguePlan,
+    Ledger,
+    PolicyPlan,
+    SamplingPlan,
+    Say,
+    ShouldStop,
+)
 from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends.api import BackendFactory
 from headrace.collectors.data import DataCollector
@@ -26,6 +34,12 @@ from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.datasets.read import read_steps
+from headrace.distributed.process import (
+    StopSignals,
+    check_open_files,
+    freed_memory_kept,
+    math_threads,
+)
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, device_of, gather_json, host_id, share_of
 from headrace.envs.api import Restored
 from headrace.envs.changes import Changes
@@ -47,8 +61,8 @@ from headrace.training.counters import Counters
 from headrace.training.evaluator import Evaluate, Evaluator, no_evaluation
 from headrace.training.job import Job, guards_of
 from headrace.training.log import Display, MetricsLog
-from headrace.training.loop import train
-from headrace.training.process import StopSignals, check_open_files, freed_memory_kept, math_threads
+from headrace.training.loop import Loop
+from headrace.training.rejoin import Iteration, agree
 from headrace.training.reporter import OnUpdate, Reporter, describe_resume, describe_start
 from headrace.training.saver import Saver, write_policies
 
@@ -94,36 +108,35 @@ def run_rank(
         sections = [*learner.sections(), counters.section(), episodes]
         league = build_league(job, learner, ranks)
         sections += [league.section()] if league else []
-        _load_weights(job, learner, sections)
+        iteration = Iteration()
+        if ranks.has_replaced:
+            agree(ranks, learner, counters, league, iteration)
+            saved_episodes |= _later_episodes(run, learner)
+        else:
+            _load_weights(job, learner, sections, counters)
         plan = sampling_plan(job, learner, device, ranks, counters.env_changes, league)
         if job.rolled_back is None:
             display.say(describe_start(job, ranks, _describe_compute(plan, learner)))
-        else:
-            counters.ledger.collected += job.rolled_back
-            counters.ledger.lost += job.rolled_back
         collector = _build_collector(job, plan, ranks, meter, stop, say, saved_episodes)
         stack.enter_context(_closing(collector))
-        saver = Saver(job, sections, counters, learner, ranks)
+        saver = Saver(job, sections, counters, learner, ranks, iteration.saved_version)
         evaluate = stack.enter_context(_evaluations(job, ranks, counters, learner, saver, stop))
         meter.lap("start")
         # What cannot be built was refused before this line: only a run leaves a config.json.
         if is_first:
             rundir.write_config(job.run_dir, _describe(job))
         _begin_league(league, collector)
-        if job.saved is not None:
+        if job.saved is not None and not ranks.has_replaced:
             display.say(describe_resume(job, learner, counters, _restored_on_all(ranks, collector)))
         meter.lap("checkpoint")
-        log = MetricsLog(job.run_dir, learner.version, counters.env_steps) if is_first else None
-        saver.log = log
-        stack.enter_context(contextlib.closing(log) if log else contextlib.nullcontext())
+        log = saver.log = stack.enter_context(_metrics_log(job, learner, counters, ranks))
         reporter = Reporter(job, counters, learner, meter, collector, log, display, on_update)
         stack.callback(display.stop)
         display.start()
-        train(
-            job.run_of_loop, collector, learner, counters, meter, ranks=ranks,
-            saver=saver, evaluate=evaluate, on_update=reporter, league=league,
-            may_change_envs=any(gather_json(ranks, job.has_on_update)),  # torchrun's ranks differ
-        )  # fmt: skip
+        Loop(
+            job.run_of_loop, collector, learner, counters, meter, ranks, saver, evaluate, reporter,
+            display.say, _may_change_envs(job, ranks), league, iteration,
+        ).train()  # fmt: skip
         worker_meters = _other_meters(job, ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # any rank may have got the signal
         stop.pass_on_to = []  # they end, and their ids may become those of other processes
@@ -135,6 +148,17 @@ def _marked(job: Job, ranks: Ranks) -> contextlib.AbstractContextManager[None]:
     """Mark the run directory, if this is the process that has locked it."""
     locked_here = ranks.rank == 0 and not job.settings.run.cluster  # on a cluster, by the driver
     return job.marked() if locked_here else contextlib.nullcontext()
+
+
+def _later_episodes(run: RunConfig, learner: Learner) -> dict[str, Array]:
+    """Return the saved state from which environments begin episodes that a lost rank has not."""
+    return {"steps": np.array((learner.version + run.lag + 2) * run.num_steps)}
+
+
+def _may_change_envs(job: Job, ranks: Ranks) -> bool:
+    """Return whether any rank's caller may; those of torchrun differ."""
+    here = job.has_on_update
+    return here if ranks.has_replaced else any(gather_json(ranks, here))
 
 
 def follow(ranks: Ranks, job: Job) -> None:
@@ -187,10 +211,24 @@ def _begin_league(league: League | None, collector: Collector) -> None:
         collector.set_pool(league.pool)
 
 
-def _load_weights(job: Job, learner: Learner, sections: list[Section]) -> None:
+@contextlib.contextmanager
+def _metrics_log(
+    job: Job, learner: Learner, counters: Counters, ranks: Ranks
+) -> Iterator[MetricsLog | None]:
+    """Yield the log of the run's metrics, which rank 0 has; it is closed after the `with`."""
+    if ranks.rank:
+        yield None
+        return
+    with contextlib.closing(MetricsLog(job.run_dir, learner.version, counters.env_steps)) as log:
+        yield log
+
+
+def _load_weights(job: Job, learner: Learner, sections: list[Section], counters: Counters) -> None:
     """Restore a run that is resumed; load the policies of another run, if `init_from` names one."""
     if job.saved is not None:
         restore(sections, job.saved)
+    counters.ledger += Ledger(collected=job.rolled_back or 0, lost=job.rolled_back or 0)
+    if job.saved is not None:
         return
     if not (source := job.settings.run.init_from):
         return
@@ -332,7 +370,7 @@ def _build_collector(
 ) -> Collector:
     run = job.settings.run
     num_workers = share_of(run.num_workers, ranks.rank, ranks.size)
-    if job.saved is not None:
+    if job.saved is not None and not ranks.has_replaced:
         with checkpoint.as_written(job.saved.path):
             saved = regroup(saved, run.num_envs, plan.envs_per_vector)
     if run.data:

@@ -23,21 +23,33 @@ from headrace.training.log import MetricsLog
 class Saver:
     """Writes checkpoints, and the best policy. A disk that is full does not end the run.
 
+    Args:
+        saved_version: of a rank that takes the place of a lost one: as the others have it.
+
     Attributes:
+        saved_version: of the weights in the newest checkpoint; -1: there is none.
         log: the run's metrics, whose rows are in their file before a checkpoint is.
     """
 
     log: MetricsLog | None = None
 
     def __init__(
-        self, job: Job, sections: list[Section], counters: Counters, learner: Learner, ranks: Ranks
+        self,
+        job: Job,
+        sections: list[Section],
+        counters: Counters,
+        learner: Learner,
+        ranks: Ranks,
+        saved_version: int | None = None,
     ) -> None:
         self._job, self._run, self._ranks = job, job.settings.run, ranks
         self._sections, self._counters, self._learner = sections, counters, learner
         self._saved_at = time.monotonic()
         self._writing = RetriedWrite("Checkpoints", job.run_dir / "checkpoints")
         self._best_writing = RetriedWrite("Best policies", job.run_dir / "best")
-        self._saved_version = -1 if job.saved is None else learner.version
+        if saved_version is None:
+            saved_version = -1 if job.saved is None else learner.version
+        self.saved_version = saved_version
         folder = job.run_dir / "checkpoints"
         saved_rows = {} if job.saved is None else job.saved.manifest.get("rows", {})
         self._row_logs = {
@@ -54,7 +66,7 @@ class Saver:
 
     def save(self) -> None:
         """Write a checkpoint unless these weights have one; called on all ranks at once."""
-        if self._learner.version == self._saved_version:
+        if self._learner.version == self.saved_version:
             return
         if self.log is not None:
             self.log.flush()
@@ -70,7 +82,7 @@ class Saver:
                 self._write("checkpoints", states, steps, self._run.keep, entries)
         # All ranks must know whether it was written: they try again together.
         if gather_json(self._ranks, self._writing.error is None)[0]:
-            self._saved_version = self._learner.version
+            self.saved_version = self._learner.version
             for name, log in self._row_logs.items():
                 log.mark_saved(entries[name])
 

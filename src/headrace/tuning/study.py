@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.distributed.process import interruptible
 from headrace.errors import ConfigError, HeadraceError, RunDirError, flags_of
 from headrace.storage.run_dir import writable
 from headrace.training.job import RunRequest
-from headrace.training.process import interruptible
 from headrace.tuning import population
 from headrace.tuning.plan import Plan, Trial, run_dir, write_trial
 from headrace.tuning.pruning import Standing, last_promoted, promoted

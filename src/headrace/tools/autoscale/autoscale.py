@@ -13,6 +13,7 @@ from typing import Any
 from headrace.config.derive import cpu_cores
 from headrace.config.settings import Settings
 from headrace.distributed import child_process
+from headrace.distributed.process import interruptible
 from headrace.distributed.ranks import visible_gpus
 from headrace.envs.factory import EnvLike
 from headrace.envs.vectors import is_one_vector
@@ -25,7 +26,6 @@ from headrace.tools.autoscale.trial import Trial, TrialSetup, format_gib, run_tr
 from headrace.training.api import request_for
 from headrace.training.job import RunRequest, inspect_request
 from headrace.training.launch import check_alone
-from headrace.training.process import interruptible
 
 BUDGET_S = 80.0
 """Default duration of a whole search."""

@@ -20,6 +20,7 @@ from headrace.collectors.inline import InlineCollector
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.derive import cpu_cores
 from headrace.cost_model.costs import Costs, LinearCost, TimeDistribution
+from headrace.distributed.process import math_threads
 from headrace.distributed.ranks import device_of
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner
@@ -37,7 +38,6 @@ from headrace.training.calibration import (
     step_one_vector,
 )
 from headrace.training.job import Job
-from headrace.training.process import math_threads
 from headrace.training.rank import sampling_plan
 
 _SLEEPS = 0.5  # an environment with a smaller share of CPU time sleeps

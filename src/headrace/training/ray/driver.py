@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.channel import pickled
 from headrace.distributed.local_ranks import Failure, first_cause
+from headrace.distributed.process import StopSignals
 from headrace.distributed.ranks import RankInfo
 from headrace.envs.changes import as_changes
 from headrace.errors import ConfigError, RankError
@@ -29,7 +30,6 @@ from headrace.storage import checkpoint
 from headrace.timeouts import RestartRate
 from headrace.training.job import Job
 from headrace.training.log import Display
-from headrace.training.process import StopSignals
 from headrace.training.rank import RunResult
 from headrace.training.ray.connect import describe_machines, room_for
 from headrace.training.ray.learner_actor import LearnerActor

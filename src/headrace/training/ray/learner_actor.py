@@ -17,13 +17,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from headrace.collectors.backends.ray_worker import work_in
 from headrace.config.run_config import RunConfig
 from headrace.distributed.local_ranks import Failure, connect_store, host_store
+from headrace.distributed.process import StopSignals
 from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo, Ranks, device_of
 from headrace.envs.changes import EnvChange
 from headrace.errors import HeadraceError, RankError, RunDirError
 from headrace.meter import Meter
 from headrace.training.job import Job
 from headrace.training.log import Display
-from headrace.training.process import StopSignals
 from headrace.training.rank import run_rank
 
 _SHOW_EVERY_S = 0.25

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from headrace.training.process import StopSignals, freed_memory_kept
+from headrace.distributed.process import StopSignals, freed_memory_kept
 
 
 def test_signal_stops_the_run_when_another_rank_has_ended(capfd):
