@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import asdict
 
 import gymnasium as gym
 import pytest
@@ -161,17 +162,55 @@ def test_learner_that_always_dies_ends_the_run(tmp_path):
 
 
 def test_steps_of_an_iteration_are_counted_once():
-    """Worked out by hand: two ranks of which the second is lost."""
-    iteration = Iteration()
-    iteration.begin(3, Counters(env_steps=300))
-    iteration.ledgers = [Ledger(collected=150), Ledger(collected=150)]
-    iteration.begin(4, Counters(env_steps=300))
-    assert iteration.lost(1) == Ledger()  # nothing is reported yet
-    iteration.ledgers = [Ledger(collected=210), Ledger(collected=215, lost=3, remade=5)]
-    assert iteration.lost(1) == Ledger(collected=65, lost=60, remade=5)
+    """Worked out by hand: two ranks, of which the second is lost twice."""
 
-    iteration.rejoin(0, Counters(env_steps=300), is_learned=False)
-    assert iteration.since == Ledger(collected=150)  # the 60 since then will be reported again
-    iteration.ledgers = [Ledger(collected=60), Ledger(collected=50)]
-    iteration.rejoin(0, Counters(env_steps=410), is_learned=True)
-    assert iteration.since == Ledger(collected=210)
+    def reports(*ranks):
+        return [{"ledger": asdict(ledger), "env_steps": steps} for ledger, steps in ranks]
+
+    iteration, total = Iteration(ledger_before=Ledger(collected=9, lost=9)), Counters()
+    iteration.begin(3, total)
+    ledger = iteration.count(reports((Ledger(collected=150), 150), (Ledger(collected=170), 150)))
+    assert ledger == Ledger(collected=329, lost=9)  # 20 are in a queue
+    iteration.begin(4, total)
+    found = iteration.without([1], 2, is_over=False)
+    assert found["lost"] == 20 and found["learned"] == [150, 0]
+    iteration.count(reports((Ledger(collected=200), 50), (Ledger(275, lost=3, remade=5), 100)))
+    found = iteration.without([1], 2, is_over=False)
+    assert found["lost"] == 275 - 3 - 5 - 150 and found["learned"] == [150, 0]
+    found = iteration.without([1], 2, is_over=True)
+    assert found["lost"] == 275 - 3 - 5 - 250 and found["learned"] == [200, 0]
+    assert found["ledger_before"] == asdict(Ledger(284, lost=9 + 3 + 17, remade=5, restarts=1))
+
+    iteration.read(found, total)
+    iteration.begin(5, total)
+    ledger = iteration.count(reports((Ledger(collected=260), 60), (Ledger(collected=40), 40)))
+    assert ledger == Ledger(584, lost=29, remade=5, restarts=1)
+    found = iteration.without([1], 2, is_over=False)
+    assert found["lost"] == 40 and found["ledger_before"]["restarts"] == 2
+
+
+@pytest.mark.more
+def test_run_that_is_stopped_while_a_learner_is_replaced_is_saved_once(tmp_path):
+    """All ranks must know alike that the last weights are saved already."""
+    first, mark, dead = os.getpid(), tmp_path / "died", tmp_path / "pipe"
+    os.mkfifo(dead)
+
+    class Stopped(Deadly):
+        def step(self, action):
+            if self.steps == 69 and not mark.exists():
+                if os.getpid() == first:
+                    dead.read_bytes()  # until the other learner has died
+                    os.kill(first, signal.SIGINT)
+                else:
+                    self.pipe = dead.open("wb")
+            return super().step(action)
+
+    with pytest.raises(KeyboardInterrupt):
+        headrace.train(
+            lambda: Stopped(first, mark), num_learners=2, checkpoint_every_s=0,
+            num_workers=0, run_dir=tmp_path / "run",
+            **SETTINGS | {"num_envs": 2, "num_steps": 192},
+        )  # fmt: skip
+    assert mark.exists()
+    run = headrace.resume(tmp_path / "run", env=lambda: Deadly(first, mark), quiet=True)
+    check(run, left_at_end=UPDATE)

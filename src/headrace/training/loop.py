@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.batch import Fragment
-from headrace.collectors.api import Collected, Collector, Ledger, Say
+from headrace.collectors.api import Collected, Collector, Say
 from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
@@ -63,7 +63,8 @@ class Loop:
             RankError: another rank failed, or its parameters differ.
         """
         self._publish()
-        self._ledger_before = self.counters.ledger
+        if not self.ranks.has_replaced:
+            self.iteration.ledger_before = self.counters.ledger
         while not self._is_done():
             try:
                 if not self._iterate():
@@ -71,7 +72,7 @@ class Loop:
             except RankLostError as error:
                 self._rejoin(error)
         self.collector.halt()
-        self._count_ledgers(gather_json(self.ranks, asdict(self._ledger())))
+        self.counters.ledger = self.iteration.count(gather_json(self.ranks, self._report(None)))
         self.saver.save()
         self.meter.lap("checkpoint")
 
@@ -88,7 +89,7 @@ class Loop:
         collected = self._collected
         reports = gather_json(self.ranks, self._report(collected))
         meter.lap("ranks")
-        self._count_ledgers([each["ledger"] for each in reports])
+        counters.ledger = self.iteration.count(reports)
         if collected is None or not all(each["is_complete"] for each in reports):
             # A rank was told to stop: no rank learns from this batch.
             if collected is not None:
@@ -141,7 +142,6 @@ class Loop:
                 error = another
         assert self.iteration.saved_version is not None
         self.saver.saved_version = self.iteration.saved_version
-        self._ledger_before = self.counters.ledger
         if agreed.is_learned and self._collected is not None:
             self._collected = self._batch = None
             self._publish()
@@ -163,14 +163,6 @@ class Loop:
     def _is_done(self) -> bool:
         return self.counters.is_done(self.run, self._seconds)
 
-    def _ledger(self) -> Ledger:
-        """Return the ledger of this rank since all ranks agreed on counters."""
-        return self.collector.ledger - self.iteration.since
-
-    def _count_ledgers(self, of_ranks: list[dict[str, int]]) -> None:
-        self.iteration.ledgers = [Ledger(**each) for each in of_ranks]
-        self.counters.ledger = sum(self.iteration.ledgers, self._ledger_before)
-
     def _report(self, collected: Collected | None) -> dict[str, Any]:
         """Return what all ranks must know of this rank's batch to decide alike, as plain data."""
         batch = collected or Collected([], 0)
@@ -181,7 +173,7 @@ class Loop:
             "agent_steps": batch.agent_steps,
             "episodes": batch.episodes,
             "num_episodes": len(batch.episodes) if count is None else count,
-            "ledger": asdict(self._ledger()),
+            "ledger": asdict(self.collector.ledger),
             "save_is_due": self.saver.is_due(),
             "seconds": self.meter.seconds(),
         }

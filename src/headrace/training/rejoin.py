@@ -8,7 +8,7 @@ and one that the successor collects. Left out: who joins whom (`distributed/`), 
 (`loop.py`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.collectors.api import Ledger
@@ -21,47 +21,73 @@ from headrace.training.counters import Counters
 
 @dataclass
 class Iteration:
-    """What a rank has counted of the iteration under way, to count it again after a loss.
+    """The iteration under way, as a rank has counted it: after a loss it is counted again.
 
     Attributes:
         version: of the weights when it began; -1: this rank has not been in the loop yet.
         counters: at its beginning.
-        ledgers: of each rank, as reported in it; [] before that.
-        ledgers_before: the same of the iteration before.
+        ledgers: of each rank, as it was reported last.
+        learned: env steps of each rank that are learned from, before this iteration.
+        in_hand: the same of the batches in it, once they are reported.
+        ledger_before: of the time before these ranks, and of ranks that were lost.
         saved_version: of the weights in the newest checkpoint, as all ranks agreed; None: they have
             not.
-        since: the ledger of this rank's collector up to which earlier counters have it: reports
-            have what came since.
     """
 
     version: int = -1
     counters: Counters = field(default_factory=Counters)
     ledgers: list[Ledger] = field(default_factory=list)
-    ledgers_before: list[Ledger] = field(default_factory=list)
+    learned: list[int] = field(default_factory=list)
+    in_hand: list[int] = field(default_factory=list)
+    ledger_before: Ledger = field(default_factory=Ledger)
     saved_version: int | None = None
-    since: Ledger = field(default_factory=Ledger)
 
     def begin(self, version: int, counters: Counters) -> None:
         """Begin the iteration after the one under way."""
         self.version, self.counters = version, counters.copy()
-        self.ledgers, self.ledgers_before = [], self.ledgers
+        self.learned, self.in_hand = self._learned_with(self.in_hand), []
 
-    def lost(self, rank: int) -> Ledger:
-        """Return what a rank that is lost has reported in this iteration: none of it counts."""
-        if not self.ledgers:
-            return Ledger()
-        new = self.ledgers[rank]
-        if self.ledgers_before:
-            new -= self.ledgers_before[rank]
-        new.lost = new.collected - new.remade
-        return new
+    def count(self, reports: list[dict[str, Any]]) -> Ledger:
+        """Count the reports of all ranks; return the ledger of the run."""
+        self.ledgers = [Ledger(**each["ledger"]) for each in reports]
+        self.in_hand = [each["env_steps"] for each in reports]
+        return sum(self.ledgers, self.ledger_before)
 
-    def rejoin(self, rank: int, counters: Counters, *, is_learned: bool) -> None:
-        """Go on from counters that have this iteration if it `is_learned`, else those before."""
-        if counted := self.ledgers if is_learned else self.ledgers_before:
-            self.since += counted[rank]
-        self.ledgers = self.ledgers_before = []
+    def without(self, lost: list[int], size: int, *, is_over: bool) -> dict[str, Any]:
+        """Return the ledgers of all ranks after a loss, as plain data for `read`.
+
+        What the lost ranks had reported, and nothing is learned from, is lost.
+
+        Args:
+            lost: the lost ranks, of `size`.
+            is_over: whether this iteration's batches are learned from.
+        """
+        ledgers = list(self.ledgers) or [Ledger() for _ in range(size)]
+        learned = self._learned_with(self.in_hand if is_over else []) or [0] * size
+        before, steps = self.ledger_before + Ledger(restarts=len(lost)), 0
+        for rank in lost:
+            final = ledgers[rank]
+            left = final.collected - final.remade - final.lost - learned[rank]
+            before, steps = before + final + Ledger(lost=left), steps + left
+            ledgers[rank], learned[rank] = Ledger(), 0
+        return {
+            "ledgers": [asdict(each) for each in ledgers],
+            "learned": learned,
+            "ledger_before": asdict(before),
+            "lost": steps,
+        }
+
+    def read(self, data: dict[str, Any], counters: Counters) -> None:
+        """Take over what `without` returned on another rank, and counters of the same moment."""
+        self.ledgers = [Ledger(**each) for each in data["ledgers"]]
+        self.learned, self.in_hand = data["learned"], []
+        self.ledger_before = Ledger(**data["ledger_before"])
         self.counters = counters.copy()
+
+    def _learned_with(self, more: list[int]) -> list[int]:
+        if not (more and self.learned):
+            return list(more or self.learned)
+        return [a + b for a, b in zip(self.learned, more, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -101,16 +127,12 @@ def agree(
     data: dict[str, Any] = {}
     if ranks.rank == leader:
         is_over = version > iteration.version
-        began = counters.copy() if is_over else iteration.counters.copy()
-        lost = [Ledger() if is_over else iteration.lost(rank) for rank in new]
-        began.ledger = sum(lost, began.ledger + Ledger(restarts=len(new)))
         tensors, values = learner.shared_state()
         state = to_safetensors(tensors)
-        data = {
+        data = iteration.without(new, ranks.size, is_over=is_over) | {
             "learner": values,
-            "counters": began.to_json(),
+            "counters": (counters if is_over else iteration.counters).to_json(),
             "league": league.section().state()[1] if league else {},
-            "lost": sum(each.lost for each in lost),
             "saved_version": saved_version,
         }
     state, data = ranks.gather_bytes(state)[leader], gather_json(ranks, data)[leader]
@@ -121,7 +143,6 @@ def agree(
     own = counters.evaluated_at, counters.best_return  # of rank 0, which evaluates
     counters.read(data["counters"])
     counters.evaluated_at, counters.best_return = own
-    is_learned = version > iteration.version
-    iteration.rejoin(ranks.rank, counters, is_learned=is_learned)
+    iteration.read(data, counters)
     iteration.saved_version = data["saved_version"]
-    return Agreement(is_learned, data["lost"])
+    return Agreement(version > iteration.version, data["lost"])
