@@ -35,11 +35,20 @@ def die_once(mark):
 
 
 class Deadly(gym.Wrapper):
-    """CartPole of which step 70 of one environment ends its process, unless that is `first`."""
+    """CartPole of which step 70 of one environment ends its process, unless that is `first`.
+
+    All processes but that one write the seeds of their episodes to a file.
+    """
 
     def __init__(self, first, mark):
         super().__init__(gym.make("CartPole-v1", max_episode_steps=30))
         self.first, self.mark, self.steps = first, mark, 0
+
+    def reset(self, *, seed=None, options=None):
+        if os.getpid() != self.first:
+            with self.mark.with_name("seeds").open("a") as file:
+                file.write(f"{seed}\n")
+        return super().reset(seed=seed, options=options)
 
     def step(self, action):
         self.steps += 1
@@ -106,6 +115,9 @@ def test_learner_that_is_killed_is_replaced(tmp_path, capfd, where, learners, ba
         run_dir=tmp_path / "run", **SETTINGS | {"quiet": False},
     )  # fmt: skip
     check(run)
+    if where == "collect":
+        seeds = (tmp_path / "seeds").read_text().split()
+        assert len(set(seeds)) == len(seeds) > 30  # no episode is played again
     out = capfd.readouterr().out
     assert f" of {learners} died (SIGKILL)" in out
     assert "the others go on with all that they have learned" in out
@@ -191,7 +203,7 @@ def test_steps_of_an_iteration_are_counted_once():
 
 @pytest.mark.more
 def test_run_that_is_stopped_while_a_learner_is_replaced_is_saved_once(tmp_path):
-    """All ranks must know alike that the last weights are saved already."""
+    """All ranks must know alike that the last weights are saved: the checkpoint is of before."""
     first, mark, dead = os.getpid(), tmp_path / "died", tmp_path / "pipe"
     os.mkfifo(dead)
 
@@ -208,9 +220,8 @@ def test_run_that_is_stopped_while_a_learner_is_replaced_is_saved_once(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         headrace.train(
             lambda: Stopped(first, mark), num_learners=2, checkpoint_every_s=0,
-            num_workers=0, run_dir=tmp_path / "run",
-            **SETTINGS | {"num_envs": 2, "num_steps": 192},
+            num_workers=0, run_dir=tmp_path / "run", **SETTINGS,
         )  # fmt: skip
     assert mark.exists()
     run = headrace.resume(tmp_path / "run", env=lambda: Deadly(first, mark), quiet=True)
-    check(run, left_at_end=UPDATE)
+    check(run, killed=0, left_at_end=UPDATE)
