@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import asdict
 
 import gymnasium as gym
@@ -225,3 +226,37 @@ def test_run_that_is_stopped_while_a_learner_is_replaced_is_saved_once(tmp_path)
     assert mark.exists()
     run = headrace.resume(tmp_path / "run", env=lambda: Deadly(first, mark), quiet=True)
     check(run, killed=0, left_at_end=UPDATE)
+
+
+class StopsTheRun:
+    """An environment that sends SIGINT to the run when the successor of a learner gets it."""
+
+    def __init__(self, first, mark):
+        self.first, self.mark = first, mark
+
+    def __call__(self):
+        return Deadly(self.first, self.mark)
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        told = self.mark.with_name("told")
+        if self.mark.exists() and not told.exists():
+            told.touch()
+            os.kill(self.first, signal.SIGINT)
+            deadline = time.monotonic() + 10
+            while not signal.sigpending() and time.monotonic() < deadline:
+                os.sched_yield()
+
+
+@pytest.mark.more
+def test_signal_does_not_end_a_successor_that_starts(tmp_path, capfd):
+    """It is passed on to it, and waits until its handlers are there."""
+    env = StopsTheRun(os.getpid(), tmp_path / "died")
+    with pytest.raises(KeyboardInterrupt):
+        headrace.train(
+            env, num_learners=2, num_workers=0, run_dir=tmp_path / "run",
+            **SETTINGS | {"quiet": False},
+        )  # fmt: skip
+    out = capfd.readouterr().out
+    assert "A new process has taken its place" in out
+    assert out.count("died") == 1

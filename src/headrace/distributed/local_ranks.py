@@ -11,6 +11,7 @@ import datetime
 import faulthandler
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import cloudpickle
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from headrace.distributed.channel import pickled
-from headrace.distributed.child_process import cause_of_death, end_with_parent
+from headrace.distributed.child_process import SIGNALS, cause_of_death, end_with_parent
 from headrace.distributed.ranks import Backend, JoinedRanks, RankInfo, device_of
 from headrace.distributed.stuck import end_stuck
 from headrace.errors import HeadraceError, RankError
@@ -35,6 +36,7 @@ _JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
 _NOTICE_WITHIN_S = 5.0  # for rank 0, that another rank is lost
 _REPORT_WITHIN_S = 3.0  # for a rank, to report its own error after others saw it end
 _END_WITHIN_S = 10.0
+_CHECK_EVERY_S = 0.02
 
 
 @contextlib.contextmanager
@@ -233,6 +235,8 @@ class _Others:
         ended, waker = Pipe()
 
         def watch() -> None:
+            # Successors inherit this: a signal that comes while they start must not end them.
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
                 self._watch(ended, on_loss)
             finally:
@@ -326,10 +330,13 @@ class _NextGroup:
     def __call__(self) -> tuple[Store, str]:
         self._group += 1
         name = f"group {self._group}"
-        try:
-            self._all.wait([name], datetime.timedelta(seconds=_JOIN_WITHIN_S))
-        except RuntimeError as error:
-            raise RankError(f"Ranks were lost, and none has taken their place: {error}") from None
+        give_up_at = time.monotonic() + _JOIN_WITHIN_S
+        while not self._all.check([name]):  # its `wait` would hold up the handlers of signals
+            if time.monotonic() > give_up_at:
+                raise RankError(
+                    f"A rank was lost, and nothing has taken its place in {_JOIN_WITHIN_S:g} s."
+                )
+            time.sleep(_CHECK_EVERY_S)
         loss = json.loads(self._all.get(name))
         if loss is None:
             raise RankError("Another rank was lost; its own message says why, if it had time.")

@@ -24,12 +24,14 @@ _OTHER_FILES = 24  # the server, the log, a checkpoint, and some of the user's f
 def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Handle SIGINT, SIGTERM and SIGHUP within the `with`, if this is Python's main thread.
 
-    Ignored signals stay ignored: `nohup` lets a job outlive its terminal.
+    Ignored signals stay ignored: `nohup` lets a job outlive its terminal. Signals that were blocked
+    while the process started come now.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
         heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, handler) for number in heeded}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         yield
     finally:
