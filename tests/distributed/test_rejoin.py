@@ -260,3 +260,20 @@ def test_signal_does_not_end_a_successor_that_starts(tmp_path, capfd):
     out = capfd.readouterr().out
     assert "A new process has taken its place" in out
     assert out.count("died") == 1
+
+
+class DiesAgain(StopsTheRun):
+    """An environment that ends the first successor that gets it."""
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if self.mark.exists():
+            die_once(self.mark.with_name("again"))
+
+
+@pytest.mark.more
+def test_successor_that_dies_is_replaced_as_well(tmp_path):
+    env = DiesAgain(os.getpid(), tmp_path / "died")
+    run = headrace.train(env, num_learners=3, num_workers=0, run_dir=tmp_path / "run", **SETTINGS)
+    check(run)
+    assert (tmp_path / "again").exists()

@@ -79,7 +79,7 @@ def launch_ranks(
                 (follow, store.port, size, backend, device, limit_s, arguments), "other learners"
             ),
         )
-        next_group = _NextGroup(store, 0)
+        next_group = _NextGroup(store, 0, size, 0)
         ranks = JoinedRanks(
             RankInfo(0, size, 0), next_group.store, backend, first_device, limit_s, next_group
         )
@@ -235,7 +235,7 @@ class _Others:
         ended, waker = Pipe()
 
         def watch() -> None:
-            # Successors inherit this: a signal that comes while they start must not end them.
+            # Successors inherit this while they import.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
                 self._watch(ended, on_loss)
@@ -321,39 +321,75 @@ class _Others:
 
 
 class _NextGroup:
-    """A rank's way into the group after a loss; see `JoinedRanks`. `store`: of the present one."""
+    """A rank's way into the group after a loss; see `JoinedRanks`.
 
-    def __init__(self, store: Store, group: int) -> None:
-        self._all, self._group = store, group
-        self.store: Store = PrefixStore(f"of group {group}", store)
+    A rank may be lost before it has come to its group: then the others go on to the next one.
+
+    Attributes:
+        store: where the ranks of the present group find each other.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, group: int) -> None:
+        self._all, self._rank, self._size, self._group = store, rank, size, group
+        self.store = self._store()
 
     def __call__(self) -> tuple[Store, str]:
-        self._group += 1
-        name = f"group {self._group}"
+        losses = []
+        while True:
+            self._group += 1
+            announced = self._announced(self._group)
+            self._wait_for([announced])
+            loss = json.loads(self._all.get(announced))
+            if loss is None:
+                raise RankError("Another rank was lost; its own message says why, if it had time.")
+            losses.append(loss)
+            if self.come():
+                return self.store, "\n".join(losses)
+
+    def come(self) -> bool:
+        """Come to this group; return whether all ranks have, before another group is formed."""
+        self.store = self._store()
+        self.store.set(f"{self._rank} is here", "")
+        all_here = [f"of group {self._group}/{rank} is here" for rank in range(self._size)]
+        return self._wait_for(all_here, unless=[self._announced(self._group + 1)])
+
+    def _store(self) -> Store:
+        return PrefixStore(f"of group {self._group}", self._all)
+
+    def _announced(self, group: int) -> str:
+        return f"group {group}"
+
+    def _wait_for(self, names: list[str], unless: list[str] | None = None) -> bool:
+        """Wait until the store has all `names`, or those of `unless`: False.
+
+        The store's own `wait` would hold up the handlers of signals.
+        """
         give_up_at = time.monotonic() + _JOIN_WITHIN_S
-        while not self._all.check([name]):  # its `wait` would hold up the handlers of signals
+        while not self._all.check(names):
+            if unless and self._all.check(unless):
+                return False
             if time.monotonic() > give_up_at:
                 raise RankError(
                     f"A rank was lost, and nothing has taken its place in {_JOIN_WITHIN_S:g} s."
                 )
             time.sleep(_CHECK_EVERY_S)
-        loss = json.loads(self._all.get(name))
-        if loss is None:
-            raise RankError("Another rank was lost; its own message says why, if it had time.")
-        self.store = PrefixStore(f"of group {self._group}", self._all)
-        return self.store, loss
+        return True
 
 
 def main(fd: int, rank: int, group: int) -> None:
     """Run the process of another rank, which joins this group first."""
     faulthandler.enable()
     end_with_parent()
+    if group:  # until its handlers are there: a signal must not end a successor
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     pipe: Any = connection.Connection(fd)
     failure: HeadraceError
     try:
         follow, port, size, backend, device, limit_s, arguments = cloudpickle.loads(pipe.recv())
         pipe.send("ready")
-        next_group = _NextGroup(connect_store("127.0.0.1", port), group)
+        next_group = _NextGroup(connect_store("127.0.0.1", port), rank, size, group)
+        if group and not next_group.come():
+            next_group()
         info, own_device = RankInfo(rank, size, rank), device_of(device, rank)
         ranks = JoinedRanks(info, next_group.store, backend, own_device, limit_s, next_group)
         ranks.has_replaced = group > 0
