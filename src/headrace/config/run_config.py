@@ -139,10 +139,11 @@ class FaultsConfig:
     new environment and begin a new episode."""
     on_worker_loss: Literal["restart", "fail"] = "restart"
     """After a worker died or hung: start another one, which makes its fragment again (to the bit,
-    where episodes can be replayed), or end the run."""
+    where episodes can be replayed), or end the run. The same after a learner died, if the others
+    can go on without what it had."""
     max_worker_restarts: NonNegativeInt = 3
-    """Restarts of each worker in 10 minutes; with --on-env-error restart also of each environment,
-    and on a cluster of the learners. Machines that leave do not count."""
+    """Restarts of each worker in 10 minutes, and of all learners together; with --on-env-error
+    restart also of each environment. Machines that leave do not count."""
     env_timeout_s: NonNegative = 0.0
     """Seconds that a step or reset may take. 0: 20 times what 99.9 % of them take, at least 60."""
     guards: bool = True

@@ -214,7 +214,7 @@ class _Others:
     def __init__(self, size: int, max_replaced: int) -> None:
         self._size, self._max_replaced = size, max_replaced
         self._replaced = RestartRate(max_replaced)
-        self._too_often = False
+        self._too_often = self._is_ending = False
         self._has_stopped, self._have_ended = threading.Event(), threading.Event()
         self.ranks: list[_OtherRank] = []
         self.pids: list[int] = []
@@ -247,6 +247,11 @@ class _Others:
         threading.Thread(target=watch, daemon=True).start()
         try:
             yield
+        except (KeyboardInterrupt, SystemExit):  # at once: it may be waiting for a successor
+            self._is_ending = True
+            for other in self.ranks:
+                other.process.kill()
+            raise
         finally:
             waker.send(None)
             self._has_stopped.wait()
@@ -260,23 +265,22 @@ class _Others:
         self._have_ended.set()
 
     def _watch(self, ended: Any, on_loss: Callable[[], None]) -> None:
-        while True:
-            running = [other for other in self.ranks if not other.has_ended]
+        while not ended.poll():
+            running = [other.sentinel for other in self.ranks if not other.has_ended]
             lost = [other for other in self.ranks if other.process.returncode]
-            if lost and not self._replace(lost):
+            if not lost:
+                connection.wait([ended, *running])
+            elif not self._replace(lost):
                 on_loss()
                 if not ended.poll(_NOTICE_WITHIN_S):
                     self._end_here()
-                return
-            waited_for = [ended, *(other.sentinel for other in running)]
-            if not lost and ended in connection.wait(waited_for):
                 return
 
     def _replace(self, lost: list[_OtherRank]) -> bool:
         """Start successors, and have all form the next group; False: the job is to end."""
         self._group += 1
         words = []
-        while lost:
+        while lost and not self._is_ending:
             deadline = time.monotonic() + _REPORT_WITHIN_S
             failures = [other.failure(deadline) for other in lost]
             died = [each for each in failures if each is not None and each.at == float("inf")]
@@ -392,7 +396,7 @@ def main(fd: int, rank: int, group: int) -> None:
             next_group()
         info, own_device = RankInfo(rank, size, rank), device_of(device, rank)
         ranks = JoinedRanks(info, next_group.store, backend, own_device, limit_s, next_group)
-        ranks.has_replaced = group > 0
+        ranks.is_successor = group > 0
         with contextlib.closing(ranks):
             follow(ranks, *arguments)
         return

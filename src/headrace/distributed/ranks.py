@@ -42,12 +42,12 @@ class Ranks:
         rank, size: which of how many.
         local_rank: which of those on this host: its GPU.
         transport: how the ranks exchange data.
-        has_replaced: whether this process took the place of a lost one: it has nothing learned yet.
+        is_successor: whether this process took the place of a lost one: it has nothing learned yet.
     """
 
     rank, size, local_rank = 0, 1, 0
     transport = "nothing"
-    has_replaced = False
+    is_successor = False
 
     def wrap(self, module: nn.Module, meter: Meter, *, may_skip: bool = False) -> nn.Module:
         """Return a loss whose `backward` gives the mean gradients of all ranks.
@@ -196,9 +196,9 @@ class JoinedRanks(Ranks):
             raise error
         losses = []
         while True:
+            self.close()  # before waiting: others may wait for this rank, and not see the loss
             store, loss = self._next_group()
             losses.append(loss)
-            self.close()
             try:
                 self._join(store)
             except RankLostError:  # another one, meanwhile
@@ -213,7 +213,7 @@ class JoinedRanks(Ranks):
                 gradient_as_bucket_view=True,
                 find_unused_parameters=may_skip,
                 # After a loss, rank 0 may be behind others.
-                init_sync=not (self.has_replaced or self._has_rejoined),
+                init_sync=not (self.is_successor or self._has_rejoined),
                 **_NO_BUFFERS,
             )
         if self._exchange is not None:

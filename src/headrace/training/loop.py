@@ -53,6 +53,7 @@ class Loop:
         self._seconds = 0.0
         self._collected: Collected | None = None  # the batch in hand, not learned from
         self._batch: dict[str, Fragment] | None = None  # the same, as learners have it
+        self._changes: list[EnvChange] = []  # that not all ranks know yet
 
     def train(self) -> None:
         """Train until `Counters.is_done`, or until a rank is told to stop.
@@ -63,14 +64,18 @@ class Loop:
             RankError: another rank failed, or its parameters differ.
         """
         self._publish()
-        if not self.ranks.has_replaced:
+        if not self.ranks.is_successor:
             self.iteration.ledger_before = self.counters.ledger
-        while not self._is_done():
+        while True:
             try:
-                if not self._iterate():
-                    break
+                while not self._is_done() and self._iterate():
+                    pass
+                self._end()
+                break
             except RankLostError as error:
                 self._rejoin(error)
+
+    def _end(self) -> None:
         self.collector.halt()
         self.counters.ledger = self.iteration.count(gather_json(self.ranks, self._report(None)))
         self.saver.save()
@@ -115,10 +120,11 @@ class Loop:
             learner.check_equal()
         metrics |= self.evaluate(self._is_done())
         meter.lap("eval")
-        changes = self.on_update(metrics | collected.metrics | _rank_metrics(reports))
+        self._changes += self.on_update(metrics | collected.metrics | _rank_metrics(reports))
         meter.lap("log")
         if self.may_change_envs:
-            counters.change_envs(gather_json(self.ranks, changes)[0])
+            counters.change_envs(gather_json(self.ranks, self._changes)[0])
+            self._changes.clear()
             collector.change_envs(counters.env_changes)
             meter.lap("ranks")
         if reports[0]["save_is_due"]:

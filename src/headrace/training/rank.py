@@ -109,7 +109,7 @@ def run_rank(
         league = build_league(job, learner, ranks)
         sections += [league.section()] if league else []
         iteration = Iteration()
-        if ranks.has_replaced:
+        if ranks.is_successor:
             agree(ranks, learner, counters, league, iteration)
             saved_episodes |= _later_episodes(run, learner)
         else:
@@ -126,7 +126,7 @@ def run_rank(
         if is_first:
             rundir.write_config(job.run_dir, _describe(job))
         _begin_league(league, collector)
-        if job.saved is not None and not ranks.has_replaced:
+        if job.saved is not None and not ranks.is_successor:
             display.say(describe_resume(job, learner, counters, _restored_on_all(ranks, collector)))
         meter.lap("checkpoint")
         log = saver.log = stack.enter_context(_metrics_log(job, learner, counters, ranks))
@@ -158,7 +158,7 @@ def _later_episodes(run: RunConfig, learner: Learner) -> dict[str, Array]:
 def _may_change_envs(job: Job, ranks: Ranks) -> bool:
     """Return whether any rank's caller may; those of torchrun differ."""
     here = job.has_on_update
-    return here if ranks.has_replaced else any(gather_json(ranks, here))
+    return here if ranks.is_successor else any(gather_json(ranks, here))
 
 
 def follow(ranks: Ranks, job: Job) -> None:
@@ -370,7 +370,7 @@ def _build_collector(
 ) -> Collector:
     run = job.settings.run
     num_workers = share_of(run.num_workers, ranks.rank, ranks.size)
-    if job.saved is not None and not ranks.has_replaced:
+    if job.saved is not None and not ranks.is_successor:
         with checkpoint.as_written(job.saved.path):
             saved = regroup(saved, run.num_envs, plan.envs_per_vector)
     if run.data:
