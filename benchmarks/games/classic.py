@@ -74,9 +74,5 @@ def tables(result):
                     sums = [sum(each[end] for each in played) for end in play.ENDS.values()]
                     counts = " | ".join(f"{each:,}" for each in (sum(sums), *sums))
                     lines.append(f"| {form} | {opponent} | {seat} | {counts} |")
-        trained = [
-            f"{form} {sum(each['wall_s'] for each in of) / len(of):,.0f} s"
-            for form, of in forms.items()
-        ]
-        lines += ["", f"{of[0]['env_steps']:,} env steps: {', '.join(trained)}."]
+        lines += ["", f"{of[0]['env_steps']:,} env steps each."]
     return "\n".join(lines[1:])
