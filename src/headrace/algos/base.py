@@ -146,8 +146,8 @@ class UpdateContext(Generic[ConfigT_co]):
     Attributes:
         modules: from `Algorithm.build`.
         step: (name of a loss, minibatch, lr) -> metrics. Takes one optimizer step. The metrics
-            include `grad_norm`, the norm before clipping. There are none of a step that was made
-            before another rank was lost, when the update is made again.
+            include `grad_norm`, the norm before clipping. {} for a step that is passed over, since
+            it was made before the loss of another rank.
         minibatch_order: number of epochs E -> `[E, T, N]`: permutations of the steps of each env;
             with a recurrent core `[E, N]`: the position of each env among those of all ranks.
         config: the algorithm's settings; one with a schedule has its value at this update.

@@ -205,9 +205,6 @@ class Ledger:
     def __add__(self, other: "Ledger") -> "Ledger":
         return Ledger(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Ledger)))
 
-    def __sub__(self, other: "Ledger") -> "Ledger":
-        return Ledger(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Ledger)))
-
 
 class Collector(abc.ABC):
     """Steps the envs of a rank for T steps at a time, with the weights that were published.

@@ -76,12 +76,18 @@ def launch_ranks(
         others.start(
             store.port,
             pickled(
-                (follow, store.port, size, backend, device, limit_s, arguments), "other learners"
+                (follow, store.port, size, backend, device, limit_s, max_replaced > 0, arguments),
+                "other learners",
             ),
         )
-        next_group = _NextGroup(store, 0, size, 0)
+        next_group = _NextGroup(store, 0, size, 0, limit_s)
         ranks = JoinedRanks(
-            RankInfo(0, size, 0), next_group.store, backend, first_device, limit_s, next_group
+            RankInfo(0, size, 0),
+            next_group.store,
+            backend,
+            first_device,
+            limit_s,
+            next_group if max_replaced else None,
         )
         with contextlib.closing(ranks), others.watched(on_loss):
             yield ranks, others.pids
@@ -216,6 +222,7 @@ class _Others:
         self._replaced = RestartRate(max_replaced)
         self._too_often = self._is_ending = False
         self._has_stopped, self._have_ended = threading.Event(), threading.Event()
+        self._died: list[Failure] = []
         self.ranks: list[_OtherRank] = []
         self.pids: list[int] = []
 
@@ -289,6 +296,7 @@ class _Others:
                 self._announce(None)
                 return False
             words += [str(each.error) for each in died]
+            self._died = died
             for other in lost:
                 other.end()
                 successor = _OtherRank(other.rank, self._size, self._task, self._group)
@@ -316,8 +324,8 @@ class _Others:
         """Return the first cause of the job's end among these ranks; None: all run on."""
         deadline = time.monotonic() + _REPORT_WITHIN_S
         cause = first_cause(filter(None, (other.failure(deadline) for other in self.ranks)))
-        if cause is None:
-            return None
+        if cause is None:  # one was lost where the others could not go on
+            return self._died[0].error if self._died else None
         if self._max_replaced and self._too_often:
             limit = f"{self._max_replaced} times in 10 minutes (--max-worker-restarts)"
             return RankError(f"{cause.error}\nThat was more than {limit}.")
@@ -333,8 +341,9 @@ class _NextGroup:
         store: where the ranks of the present group find each other.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, group: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, group: int, limit_s: float) -> None:
         self._all, self._rank, self._size, self._group = store, rank, size, group
+        self._limit_s = limit_s
         self.store = self._store()
 
     def __call__(self) -> tuple[Store, str]:
@@ -342,7 +351,7 @@ class _NextGroup:
         while True:
             self._group += 1
             announced = self._announced(self._group)
-            self._wait_for([announced])
+            self._wait_for([announced], 2 * _JOIN_WITHIN_S)
             loss = json.loads(self._all.get(announced))
             if loss is None:
                 raise RankError("Another rank was lost; its own message says why, if it had time.")
@@ -351,11 +360,13 @@ class _NextGroup:
                 return self.store, "\n".join(losses)
 
     def come(self) -> bool:
-        """Come to this group; return whether all ranks have, before another group is formed."""
+        """Come to this group, and wait for all ranks; False: another group is formed first."""
         self.store = self._store()
         self.store.set(f"{self._rank} is here", "")
         all_here = [f"of group {self._group}/{rank} is here" for rank in range(self._size)]
-        return self._wait_for(all_here, unless=[self._announced(self._group + 1)])
+        # A rank that collects has not seen the loss yet.
+        limit_s = max(self._limit_s, _JOIN_WITHIN_S)
+        return self._wait_for(all_here, limit_s, unless=[self._announced(self._group + 1)])
 
     def _store(self) -> Store:
         return PrefixStore(f"of group {self._group}", self._all)
@@ -363,19 +374,17 @@ class _NextGroup:
     def _announced(self, group: int) -> str:
         return f"group {group}"
 
-    def _wait_for(self, names: list[str], unless: list[str] | None = None) -> bool:
+    def _wait_for(self, names: list[str], limit_s: float, unless: list[str] | None = None) -> bool:
         """Wait until the store has all `names`, or those of `unless`: False.
 
         The store's own `wait` would hold up the handlers of signals.
         """
-        give_up_at = time.monotonic() + _JOIN_WITHIN_S
+        give_up_at = time.monotonic() + limit_s
         while not self._all.check(names):
             if unless and self._all.check(unless):
                 return False
             if time.monotonic() > give_up_at:
-                raise RankError(
-                    f"A rank was lost, and nothing has taken its place in {_JOIN_WITHIN_S:g} s."
-                )
+                raise RankError(f"The ranks have not formed another group in {limit_s:g} s.")
             time.sleep(_CHECK_EVERY_S)
         return True
 
@@ -389,13 +398,22 @@ def main(fd: int, rank: int, group: int) -> None:
     pipe: Any = connection.Connection(fd)
     failure: HeadraceError
     try:
-        follow, port, size, backend, device, limit_s, arguments = cloudpickle.loads(pipe.recv())
+        follow, port, size, backend, device, limit_s, replaces, arguments = cloudpickle.loads(
+            pipe.recv()
+        )
         pipe.send("ready")
-        next_group = _NextGroup(connect_store("127.0.0.1", port), rank, size, group)
+        next_group = _NextGroup(connect_store("127.0.0.1", port), rank, size, group, limit_s)
         if group and not next_group.come():
             next_group()
         info, own_device = RankInfo(rank, size, rank), device_of(device, rank)
-        ranks = JoinedRanks(info, next_group.store, backend, own_device, limit_s, next_group)
+        ranks = JoinedRanks(
+            info,
+            next_group.store,
+            backend,
+            own_device,
+            limit_s,
+            next_group if replaces else None,
+        )
         ranks.is_successor = group > 0
         with contextlib.closing(ranks):
             follow(ranks, *arguments)

@@ -81,7 +81,8 @@ class Ranks:
             The losses, in words.
 
         Raises:
-            RankError: nothing takes its place; else `error` itself.
+            RankError: no successor came.
+            RankLostError: `error`, if ranks are not replaced.
         """
         raise error
 
@@ -197,7 +198,10 @@ class JoinedRanks(Ranks):
         losses = []
         while True:
             self.close()  # before waiting: others may wait for this rank, and not see the loss
-            store, loss = self._next_group()
+            try:
+                store, loss = self._next_group()
+            except RankError as none:
+                raise RankError(f"{error}\n{none}") from error
             losses.append(loss)
             try:
                 self._join(store)

@@ -155,7 +155,7 @@ class Optimizer:
         return contextlib.nullcontext()
 
     def rejoin(self, wrap: Callable[..., nn.Module]) -> None:
-        """Average gradients over other ranks, by `Ranks.wrap`, from now on."""
+        """Wrap the loss again, by `Ranks.wrap`, for the ranks that there are after a loss."""
         if isinstance(self._loss, DistributedDataParallel):
             self._loss = wrap(self._loss.module, may_skip=self._loss.find_unused_parameters)
 

@@ -197,7 +197,7 @@ class ImageEncoder(nn.Module):
     def _of_bf16(self, pixels: Tensor) -> Tensor:
         """Compute `net(pixels / 255)` in bf16, which holds 0 to 255 exactly, but not the quotients.
 
-        So the first weights are divided, which also are fewer.
+        So the first weights are divided: there are fewer of them than pixels.
         """
         first, *rest = self.net
         assert isinstance(first, nn.Conv2d)

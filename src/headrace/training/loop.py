@@ -76,6 +76,7 @@ class Loop:
                 self._rejoin(error)
 
     def _end(self) -> None:
+        self._begin_iteration()
         self.collector.halt()
         self.counters.ledger = self.iteration.count(gather_json(self.ranks, self._report(None)))
         self.saver.save()
@@ -86,8 +87,7 @@ class Loop:
         collector, learner, counters, meter = (
             self.collector, self.learner, self.counters, self.meter
         )  # fmt: skip
-        if learner.version > self.iteration.version:
-            self.iteration.begin(learner.version, counters)
+        self._begin_iteration()
         if self._collected is None:
             self._collected = collector.collect()
             meter.lap("wait")
@@ -99,6 +99,7 @@ class Loop:
             # A rank was told to stop: no rank learns from this batch.
             if collected is not None:
                 collector.discard_batch()
+            self._collected = self._batch = None
             return False
         env_steps = counters.env_steps
         counters.add(reports)
@@ -153,6 +154,8 @@ class Loop:
             self._publish()
         if self.league is not None:
             self.collector.set_pool(self.league.pool)
+        self.collector.change_envs(self.counters.env_changes)
+        self._seconds = 0.0  # as a successor has it: all must take the same decisions
         self.meter.lap("ranks")
         if self.ranks.rank == 0:
             words = "\n".join(losses)
@@ -161,6 +164,11 @@ class Loop:
                 f"{time.monotonic() - began:.1f} s; the others go on with all that they have "
                 f"learned. Env steps lost: {agreed.lost:,}, and what was not reported yet."
             )
+
+    def _begin_iteration(self) -> None:
+        """Count anew, unless this iteration is made again after a loss."""
+        if self.learner.version > self.iteration.version:
+            self.iteration.begin(self.learner.version, self.counters)
 
     def _publish(self) -> None:
         self.collector.publish(self.learner.policies, self.learner.version)

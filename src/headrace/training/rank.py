@@ -111,7 +111,7 @@ def run_rank(
         iteration = Iteration()
         if ranks.is_successor:
             agree(ranks, learner, counters, league, iteration)
-            saved_episodes |= _later_episodes(run, learner)
+            saved_episodes |= _later_episodes(run, learner, iteration.ledger_before.restarts)
         else:
             _load_weights(job, learner, sections, counters)
         plan = sampling_plan(job, learner, device, ranks, counters.env_changes, league)
@@ -150,9 +150,10 @@ def _marked(job: Job, ranks: Ranks) -> contextlib.AbstractContextManager[None]:
     return job.marked() if locked_here else contextlib.nullcontext()
 
 
-def _later_episodes(run: RunConfig, learner: Learner) -> dict[str, Array]:
-    """Return the saved state from which environments begin episodes that a lost rank has not."""
-    return {"steps": np.array((learner.version + run.lag + 2) * run.num_steps)}
+def _later_episodes(run: RunConfig, learner: Learner, restarts: int) -> dict[str, Array]:
+    """Return the saved state from which environments begin episodes that no lost rank has begun."""
+    fragments = learner.version + (run.lag + 2) * (1 + restarts)
+    return {"steps": np.array(fragments * run.num_steps)}
 
 
 def _may_change_envs(job: Job, ranks: Ranks) -> bool:

@@ -1,8 +1,8 @@
 """How ranks go on after the loss of another one.
 
 The lost rank has a successor (`distributed/local_ranks.py`), which has learned nothing. All agree
-on the *leader*, the rank that got furthest: one may have finished a collective in which another saw
-the loss. They take over what it has learned, and its counters. Its update, if it is under way, is
+on the *leader*, the rank that got furthest: a loss may show in a collective that another rank has
+finished. They take over what it has learned, and its counters. Its update, if it is under way, is
 made again without the gradient steps that were made: with the batches of the ranks that are left,
 and one that the successor collects. Left out: who joins whom (`distributed/`), the loop
 (`loop.py`).
@@ -28,10 +28,9 @@ class Iteration:
         counters: at its beginning.
         ledgers: of each rank, as it was reported last.
         learned: env steps of each rank that are learned from, before this iteration.
-        in_hand: the same of the batches in it, once they are reported.
-        ledger_before: of the time before these ranks, and of ranks that were lost.
-        saved_version: of the weights in the newest checkpoint, as all ranks agreed; None: they have
-            not.
+        in_hand: env steps of each rank's batch of this iteration, once they are reported.
+        ledger_before: of the run before this start, and of lost ranks.
+        saved_version: of the weights in the newest checkpoint; None: not agreed yet.
     """
 
     version: int = -1

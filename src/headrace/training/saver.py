@@ -24,7 +24,7 @@ class Saver:
     """Writes checkpoints, and the best policy. A disk that is full does not end the run.
 
     Args:
-        saved_version: of a rank that takes the place of a lost one: as the others have it.
+        saved_version: of a successor: as the others have it; None: that of the checkpoint.
 
     Attributes:
         saved_version: of the weights in the newest checkpoint; -1: there is none.
