@@ -61,18 +61,18 @@ class Deadly(gym.Wrapper):
 
 
 class DeadlyNetwork(torch.nn.Module):
-    """A network of which the 19th gradient step ends its process, unless that is `first`."""
+    """A network of which gradient step `at` ends its process, unless that is `first`."""
 
-    def __init__(self, spec, first, mark):
+    def __init__(self, spec, first, mark, at=19):
         super().__init__()
         self.body = torch.nn.Linear(spec.seen.size, 32)
         self.params, self.value = torch.nn.Linear(32, 2), torch.nn.Linear(32, 1)
-        self.first, self.mark, self.gradients = first, mark, 0
+        self.first, self.mark, self.at, self.gradients = first, mark, at, 0
 
     def forward(self, obs):
         hidden = torch.tanh(self.body(obs))
         self.gradients += torch.is_grad_enabled()
-        if self.gradients == 19 and os.getpid() != self.first:
+        if self.gradients == self.at and os.getpid() != self.first:
             die_once(self.mark)
         return self.params(hidden), self.value(hidden).squeeze(-1)
 
@@ -204,6 +204,32 @@ def test_change_of_environments_outlives_a_loss_before_all_know_of_it(tmp_path):
     levels = (tmp_path / "levels").read_text().split()
     assert levels == sorted(levels)
     assert set(levels) == {"1", "7"}
+
+
+@pytest.mark.more
+def test_loss_in_the_last_update_before_the_time_is_over(tmp_path):
+    """All ranks, the successor too, must make this update, and then end."""
+    first, mark = os.getpid(), tmp_path / "died"
+    run = headrace.train(
+        "CartPole-v1", num_learners=3, stop_after_s=1e-3, run_dir=tmp_path / "run",
+        model=lambda spec: DeadlyNetwork(spec, first, mark, at=3), **SETTINGS,
+    )  # fmt: skip
+    assert mark.exists()
+    check(run, updates=1)
+
+
+def test_cause_of_a_loss_at_the_start_is_shown(tmp_path):
+    first, before = os.getpid(), children()
+
+    class DiesAtStart(gym.Wrapper):
+        def __init__(self):
+            super().__init__(gym.make("CartPole-v1"))
+            if os.getpid() != first:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankError, match=r"Rank 1 of 2 died \(SIGKILL\)"):
+        headrace.train(DiesAtStart, num_learners=2, run_dir=tmp_path / "run", **SETTINGS)
+    assert children() == before
 
 
 def test_learner_that_always_dies_ends_the_run(tmp_path):
