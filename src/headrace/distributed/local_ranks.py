@@ -375,17 +375,14 @@ class _NextGroup:
         return f"group {group}"
 
     def _wait_for(self, names: list[str], limit_s: float, unless: list[str] | None = None) -> bool:
-        """Wait until the store has all `names`, or those of `unless`: False.
-
-        The store's own `wait` would hold up the handlers of signals.
-        """
+        """Wait until the store has all `names`; return False if it has those of `unless` first."""
         give_up_at = time.monotonic() + limit_s
         while not self._all.check(names):
             if unless and self._all.check(unless):
                 return False
             if time.monotonic() > give_up_at:
                 raise RankError(f"The ranks have not formed another group in {limit_s:g} s.")
-            time.sleep(_CHECK_EVERY_S)
+            time.sleep(_CHECK_EVERY_S)  # in the store's own `wait`, no signal is handled
         return True
 
 

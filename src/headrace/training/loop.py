@@ -166,7 +166,7 @@ class Loop:
             )
 
     def _begin_iteration(self) -> None:
-        """Count anew, unless this iteration is made again after a loss."""
+        """Begin to count, unless this iteration is made again after a loss."""
         if self.learner.version > self.iteration.version:
             self.iteration.begin(self.learner.version, self.counters)
 
