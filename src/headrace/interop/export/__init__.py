@@ -1,0 +1,1 @@
+"""`headrace export`: a policy as one file that runs without Headrace."""

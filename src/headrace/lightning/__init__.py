@@ -1,0 +1,1 @@
+"""Training with PyTorch Lightning's Trainer."""
