@@ -116,31 +116,27 @@ def test_lost_machine_of_workers_is_replaced_by_another(tmp_path, measured, algo
     )  # fmt: skip
 
 
-def test_a_learner_is_killed_and_the_group_is_formed_again(tmp_path, measured):
+def test_killed_learner_is_replaced(tmp_path, measured):
+    """The first one, which writes, and the other one."""
     with (
         machines({"CPU": 2} | LEARNER, {"CPU": 2} | WORKER) as cluster,
-        Run(
-            tmp_path, *paced(cluster, tmp_path, *PPO), "--num-learners", 2,
-            "--checkpoint-every-s", 2,
-        ) as run,
-    ):  # fmt: skip
+        Run(tmp_path, *paced(cluster, tmp_path, *PPO), "--num-learners", 2) as run,
+    ):
         for which in (0, 1):
             run.updates(8)
             pids = until(lambda: found if len(found := actors("LearnerActor")) == 2 else 0, 60, str)
             os.kill(pids[which], signal.SIGKILL)
             killed = time.monotonic()
             seen = run.heard("^Learner . was lost", since=killed)
-            run.heard("^The learners begin again from step_.* env steps are to be taken again")
-            run.heard("Resumed from", since=seen)
+            run.heard("^A new process has taken its place", since=seen)
             run.updates(1)
             measured(
                 "F20", "kill -9 of one of two learners", detect_s=seen - killed, within_s=10,
-                recover_s=time.monotonic() - seen, recover_within_s=60,
+                recover_s=time.monotonic() - seen, recover_within_s=15,
             )  # fmt: skip
         summary = run.finished()
     assert summary["env_steps"] == GOAL
     ledger = summary["ledger"]
     assert ledger["collected"] == ledger["learned"] + summary["lost_env_steps"] + ledger["remade"]
-    said = [int(line.split("; ")[1].split(" ")[0]) for _, line in run.said if "begin again" in line]
-    assert len(said) == 2 and summary["lost_env_steps"] == sum(said)
-    assert_as_undisturbed(run, num_learners=2)
+    assert summary["lost_env_steps"] <= UPDATE  # a share of a batch, twice
+    assert "begin again" not in run.text

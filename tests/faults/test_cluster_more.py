@@ -205,6 +205,36 @@ def test_a_learner_s_machine_is_lost(tmp_path, measured):
     )  # fmt: skip
 
 
+def test_machine_of_one_of_two_learners_is_lost(tmp_path, measured):
+    """Nobody takes the lost one's place there: both begin again, elsewhere."""
+    one = {"CPU": 1, "learner": 1}
+    with (
+        machines({"CPU": 1}, one, one, {"CPU": 2} | WORKER) as cluster,
+        Run(
+            tmp_path, *paced(cluster, tmp_path, *PPO), "--num-learners", 2,
+            "--checkpoint-every-s", 2,
+        ) as run,
+    ):  # fmt: skip
+        run.updates(8)
+        its_own = next(n for n in cluster.worker_nodes if actors("LearnerActor", raylet_of(n)))
+        joins(cluster, **one)
+        lost_at = time.monotonic()
+        cluster.remove_node(its_own, allow_graceful=False)
+        seen = run.heard("^Learner . was lost", 100)
+        run.heard("^The learners begin again from step_.* env steps are to be taken again")
+        run.heard("^Resumed from", since=lost_at)
+        run.updates(1)
+        going_on = time.monotonic()
+        summary = run.finished()
+    assert summary["env_steps"] == GOAL
+    ledger = summary["ledger"]
+    assert ledger["collected"] == ledger["learned"] + summary["lost_env_steps"] + ledger["remade"]
+    measured(
+        "F20", "the machine of one of two learners is lost", detect_s=seen - lost_at, within_s=30,
+        recover_s=going_on - seen, recover_within_s=90, lost_env_steps=summary["lost_env_steps"],
+    )  # fmt: skip
+
+
 def test_workers_share_actors_until_a_machine_joins(tmp_path, measured):
     two = {"CPU": 2} | WORKER
     with (

@@ -7,12 +7,9 @@ the job can go on without what it had (`training/rejoin.py`); the ranks then for
 """
 
 import contextlib
-import datetime
 import faulthandler
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,20 +20,18 @@ from multiprocessing import Pipe, connection
 from typing import Any, NamedTuple
 
 import cloudpickle
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from headrace.distributed.channel import pickled
 from headrace.distributed.child_process import SIGNALS, cause_of_death, end_with_parent
+from headrace.distributed.groups import JOIN_WITHIN_S, announce, connect_store, host_store, join
 from headrace.distributed.ranks import Backend, JoinedRanks, RankInfo, device_of
 from headrace.distributed.stuck import end_stuck
 from headrace.errors import HeadraceError, RankError
 from headrace.timeouts import RestartRate
 
-_JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
 _NOTICE_WITHIN_S = 5.0  # for rank 0, that another rank is lost
 _REPORT_WITHIN_S = 3.0  # for a rank, to report its own error after others saw it end
 _END_WITHIN_S = 10.0
-_CHECK_EVERY_S = 0.02
 
 
 @contextlib.contextmanager
@@ -80,14 +75,8 @@ def launch_ranks(
                 "other learners",
             ),
         )
-        next_group = _NextGroup(store, 0, size, 0, limit_s)
-        ranks = JoinedRanks(
-            RankInfo(0, size, 0),
-            next_group.store,
-            backend,
-            first_device,
-            limit_s,
-            next_group if max_replaced else None,
+        ranks = join(
+            store, RankInfo(0, size, 0), backend, first_device, limit_s, replaces=max_replaced > 0
         )
         with contextlib.closing(ranks), others.watched(on_loss):
             yield ranks, others.pids
@@ -159,7 +148,7 @@ class _OtherRank:
 
     def wait_until_ready(self) -> None:
         """Wait until it has its task; RankError if it does not come."""
-        if self._receive(_JOIN_WITHIN_S) != "ready":
+        if self._receive(JOIN_WITHIN_S) != "ready":
             raise RankError(f"Rank {self.rank} of {self._size} did not start.")
 
     def finish(self) -> None:
@@ -293,7 +282,7 @@ class _Others:
             died = [each for each in failures if each is not None and each.at == float("inf")]
             self._too_often = not all([self._replaced.again(time.monotonic()) for _ in died])
             if len(died) < len(lost) or self._too_often:
-                self._announce(None)
+                announce(self._store, self._group, None)
                 return False
             words += [str(each.error) for each in died]
             self._died = died
@@ -306,12 +295,8 @@ class _Others:
                 with contextlib.suppress(RankError):  # it has ended: found below
                     self.ranks[other.rank - 1].wait_until_ready()
             lost = [other for other in self.ranks if other.has_ended]
-        self._announce("\n".join(words))
+        announce(self._store, self._group, "\n".join(words))
         return True
-
-    def _announce(self, loss: str | None) -> None:
-        """Tell all ranks to form the next group after a loss; None: to end."""
-        self._store.set(f"group {self._group}", json.dumps(loss))
 
     def _end_here(self) -> None:
         """Print the cause and the stacks of this process; end all ranks."""
@@ -332,60 +317,6 @@ class _Others:
         return cause.error
 
 
-class _NextGroup:
-    """A rank's way into the group after a loss; see `JoinedRanks`.
-
-    A rank may be lost before it has come to its group: then the others go on to the next one.
-
-    Attributes:
-        store: where the ranks of the present group find each other.
-    """
-
-    def __init__(self, store: Store, rank: int, size: int, group: int, limit_s: float) -> None:
-        self._all, self._rank, self._size, self._group = store, rank, size, group
-        self._limit_s = limit_s
-        self.store = self._store()
-
-    def __call__(self) -> tuple[Store, str]:
-        losses = []
-        while True:
-            self._group += 1
-            announced = self._announced(self._group)
-            self._wait_for([announced], 2 * _JOIN_WITHIN_S)
-            loss = json.loads(self._all.get(announced))
-            if loss is None:
-                raise RankError("Another rank was lost; its own message says why, if it had time.")
-            losses.append(loss)
-            if self.come():
-                return self.store, "\n".join(losses)
-
-    def come(self) -> bool:
-        """Come to this group, and wait for all ranks; False: another group is formed first."""
-        self.store = self._store()
-        self.store.set(f"{self._rank} is here", "")
-        all_here = [f"of group {self._group}/{rank} is here" for rank in range(self._size)]
-        # A rank that collects has not seen the loss yet.
-        limit_s = max(self._limit_s, _JOIN_WITHIN_S)
-        return self._wait_for(all_here, limit_s, unless=[self._announced(self._group + 1)])
-
-    def _store(self) -> Store:
-        return PrefixStore(f"of group {self._group}", self._all)
-
-    def _announced(self, group: int) -> str:
-        return f"group {group}"
-
-    def _wait_for(self, names: list[str], limit_s: float, unless: list[str] | None = None) -> bool:
-        """Wait until the store has all `names`; return False if it has those of `unless` first."""
-        give_up_at = time.monotonic() + limit_s
-        while not self._all.check(names):
-            if unless and self._all.check(unless):
-                return False
-            if time.monotonic() > give_up_at:
-                raise RankError(f"The ranks have not formed another group in {limit_s:g} s.")
-            time.sleep(_CHECK_EVERY_S)  # in the store's own `wait`, no signal is handled
-        return True
-
-
 def main(fd: int, rank: int, group: int) -> None:
     """Run the process of another rank, which joins this group first."""
     faulthandler.enable()
@@ -399,19 +330,9 @@ def main(fd: int, rank: int, group: int) -> None:
             pipe.recv()
         )
         pipe.send("ready")
-        next_group = _NextGroup(connect_store("127.0.0.1", port), rank, size, group, limit_s)
-        if group and not next_group.come():
-            next_group()
-        info, own_device = RankInfo(rank, size, rank), device_of(device, rank)
-        ranks = JoinedRanks(
-            info,
-            next_group.store,
-            backend,
-            own_device,
-            limit_s,
-            next_group if replaces else None,
-        )
-        ranks.is_successor = group > 0
+        store, info = connect_store("127.0.0.1", port), RankInfo(rank, size, rank)
+        own_device = device_of(device, rank)
+        ranks = join(store, info, backend, own_device, limit_s, group=group, replaces=replaces)
         with contextlib.closing(ranks):
             follow(ranks, *arguments)
         return
@@ -424,16 +345,3 @@ def main(fd: int, rank: int, group: int) -> None:
     with contextlib.suppress(OSError):  # rank 0 is gone as well
         pipe.send((time.monotonic(), failure))
     sys.exit(1)
-
-
-def host_store(host: str) -> TCPStore:
-    """Open a job's store on a port of this address; TCPStore alone listens on all addresses."""
-    listening = socket.create_server((host, 0), backlog=128)
-    port, fd = listening.getsockname()[1], listening.detach()
-    return connect_store(host, port, is_master=True, master_listen_fd=fd)
-
-
-def connect_store(host: str, port: int, **options: Any) -> TCPStore:
-    """Connect to the store of another process."""
-    limit = datetime.timedelta(seconds=_JOIN_WITHIN_S)
-    return TCPStore(host, port, wait_for_workers=False, timeout=limit, **options)

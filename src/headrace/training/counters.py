@@ -44,6 +44,7 @@ class Counters:
             self.recent_lengths.append(episode.num_steps)
             if episode.by_policy:
                 self.recent_by_policy.append(list(episode.by_policy))
+        self.evaluated_at, self.best_return = reports[0]["evaluated"]  # rank 0 evaluates
 
     @property
     def mean_return(self) -> float | None:

@@ -19,7 +19,6 @@ from headrace.distributed.ranks import (
     SINGLE_RANK,
     JoinedRanks,
     Ranks,
-    backend_for,
     device_of,
     gather_json,
 )
@@ -39,6 +38,7 @@ from headrace.training.calibration import calibrated
 from headrace.training.job import Job, RunRequest, inspect_request, job_of_run, settings_of_run
 from headrace.training.log import Display, TerminalDisplay
 from headrace.training.rank import RunResult, follow, run_rank, stderr_say
+from headrace.training.rejoin import max_replaced
 from headrace.training.reporter import (
     OnUpdate,
     describe_end,
@@ -168,7 +168,7 @@ class Launch:
                     raise error.of_rank(ranks.rank, ranks.size) from error
         elif run.num_learners > 1:
             settings = (run.num_learners, run.backend, run.device, run.rank_timeout_s)
-            replaced = _max_replaced(job)
+            replaced = max_replaced(job.settings, device_of(run.device, 0).type)
             with launch_ranks(*settings, stop.stop, replaced, follow, job) as (ranks, others):
                 stop.pass_on_to = others
                 yield ranks
@@ -189,17 +189,6 @@ class Launch:
     def _held(self, run_dir: Path) -> contextlib.AbstractContextManager[None]:
         """Lock the directory for this process; torchrun's ranks above 0 only read it."""
         return contextlib.nullcontext() if self._rank else rundir.locked(run_dir)
-
-
-def _max_replaced(job: Job) -> int:
-    """Return how many lost learners are replaced in 10 minutes, while the others go on.
-
-    A replay's rows are lost with their learner, and NCCL ends the process that has lost another.
-    """
-    settings, run = job.settings, job.settings.run
-    backend = backend_for(run.backend, device_of(run.device, 0))
-    may_go_on = settings.algorithm.data != "replay" and backend == "gloo"
-    return run.max_worker_restarts if may_go_on and run.on_worker_loss == "restart" else 0
 
 
 def refuse_used(run_dir: Path) -> None:

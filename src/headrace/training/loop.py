@@ -158,12 +158,8 @@ class Loop:
         self._seconds = 0.0  # as a successor has it: all must take the same decisions
         self.meter.lap("ranks")
         if self.ranks.rank == 0:
-            words = "\n".join(losses)
-            self.say(
-                f"{words}\nA new process has taken its place after "
-                f"{time.monotonic() - began:.1f} s; the others go on with all that they have "
-                f"learned. Env steps lost: {agreed.lost:,}, and what was not reported yet."
-            )
+            after = f" after {time.monotonic() - began:.1f} s"
+            self.say("\n".join(filter(None, [*losses, agreed.describe(after)])))
 
     def _begin_iteration(self) -> None:
         """Begin to count, unless this iteration is made again after a loss."""
@@ -189,6 +185,7 @@ class Loop:
             "num_episodes": len(batch.episodes) if count is None else count,
             "ledger": asdict(self.collector.ledger),
             "save_is_due": self.saver.is_due(),
+            "evaluated": [self.counters.evaluated_at, self.counters.best_return],
             "seconds": self.meter.seconds(),
         }
 

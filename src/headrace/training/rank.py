@@ -110,12 +110,14 @@ def run_rank(
         sections += [league.section()] if league else []
         iteration = Iteration()
         if ranks.is_successor:
-            agree(ranks, learner, counters, league, iteration)
+            agreed = agree(ranks, learner, counters, league, iteration)
+            display.say(agreed.describe())
+            meter.lap("start")
             saved_episodes |= _later_episodes(run, learner, iteration.ledger_before.restarts)
         else:
             _load_weights(job, learner, sections, counters)
         plan = sampling_plan(job, learner, device, ranks, counters.env_changes, league)
-        if job.rolled_back is None:
+        if job.rolled_back is None and not ranks.is_successor:
             display.say(describe_start(job, ranks, _describe_compute(plan, learner)))
         collector = _build_collector(job, plan, ranks, meter, stop, say, saved_episodes)
         stack.enter_context(_closing(collector))

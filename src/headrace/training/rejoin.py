@@ -12,11 +12,26 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.collectors.api import Ledger
+from headrace.config.settings import Settings
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.storage.checkpoint import from_safetensors, to_safetensors
 from headrace.training.counters import Counters
+
+
+def max_replaced(settings: Settings, device: str) -> int:
+    """Return how many lost learners are replaced in 10 minutes, while the others go on.
+
+    A replay's rows are lost with their learner, and NCCL ends the process that has lost another.
+
+    Args:
+        device: of the learners, `cpu` or `cuda`.
+    """
+    run = settings.run
+    is_gloo = run.backend == "gloo" or (run.backend == "auto" and device == "cpu")
+    may_go_on = settings.algorithm.data != "replay" and is_gloo
+    return run.max_worker_restarts if may_go_on and run.on_worker_loss == "restart" else 0
 
 
 @dataclass
@@ -101,6 +116,13 @@ class Agreement:
     is_learned: bool
     lost: int
 
+    def describe(self, after: str = "") -> str:
+        """Return how the run goes on, in words; `after`: how long it took."""
+        return (
+            f"A new process has taken its place{after}; the others go on with all that they have "
+            f"learned. Env steps lost: {self.lost:,}, and what was not reported yet."
+        )
+
 
 def agree(
     ranks: Ranks,
@@ -139,9 +161,10 @@ def agree(
         learner.load_shared_state(from_safetensors(state), data["learner"])
         if league:
             league.section().load({}, data["league"])
-    own = counters.evaluated_at, counters.best_return  # of rank 0, which evaluates
+    own = counters.evaluated_at, counters.best_return
     counters.read(data["counters"])
-    counters.evaluated_at, counters.best_return = own
+    if not is_new:  # rank 0, which evaluates, knows better than the leader
+        counters.evaluated_at, counters.best_return = own
     iteration.read(data, counters)
     iteration.saved_version = data["saved_version"]
     return Agreement(version > iteration.version, data["lost"])

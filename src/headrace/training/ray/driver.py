@@ -1,9 +1,10 @@
 """A run on a Ray cluster: its learners are placed, watched, and started again when one is lost.
 
 This process, the driver, starts learners (actors in one placement group), shows the progress of
-rank 0 and passes signals on; neither batches nor weights come here. If a learner is lost or its
-machine is about to be taken away, all start again from the newest checkpoint; before a machine is
-taken away, the run is saved. If the driver dies, its actors end, and the run can be resumed.
+rank 0 and passes signals on; neither batches nor weights come here. A learner that is lost while
+its machine is there is replaced, if the others can go on (`training/rejoin.py`). If that cannot be,
+all start again from the newest checkpoint, and also if a machine is about to be taken away; then
+the run is saved before. If the driver dies, its actors end, and the run can be resumed.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.channel import pickled
+from headrace.distributed.groups import JOIN_WITHIN_S, announce, has_come, host_store
 from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.process import StopSignals
 from headrace.distributed.ranks import RankInfo
@@ -32,7 +34,8 @@ from headrace.training.job import Job
 from headrace.training.log import Display
 from headrace.training.rank import RunResult
 from headrace.training.ray.connect import describe_machines, room_for
-from headrace.training.ray.learner_actor import LearnerActor
+from headrace.training.ray.learner_actor import LearnerActor, Meeting, own_address
+from headrace.training.rejoin import max_replaced
 from headrace.training.reporter import OnUpdate
 
 _ray: Any = ray  # not all of it has types
@@ -40,7 +43,6 @@ _BESIDE = "beside"  # group of calls that run while a learner trains
 _POLL_EVERY_S = 0.5
 _FETCH_WITHIN_S = 1.0
 _REPORT_WITHIN_S = 3.0  # for other learners to report, after the driver saw one die
-_START_WITHIN_S = 300.0  # imports from a slow disk
 _TRY_FOR_S, _PLACE_WITHIN_S = 5, 600.0  # a machine may have to be started first
 
 _Outcome = tuple[dict[str, Any], int] | Failure  # summary and signal, or the failure
@@ -65,9 +67,9 @@ def run_on_cluster(
             with contextlib.ExitStack() as stack:
                 placement = _wait_for_placement(run, stop, display)
                 stack.callback(remove_placement_group, placement)
-                group = _LearnerGroup(placement, run, stop, display, on_update)
+                group = _LearnerGroup(placement, job, stop, display, on_update, losses)
                 stack.callback(group.end)
-                ended = group.run(job, started)
+                ended = group.run(started)
             if ended is not None:
                 return RunResult(job, *ended, rank=0)
             if group.lost and not losses.again(time.monotonic()):
@@ -160,41 +162,52 @@ class _LearnerGroup:
     def __init__(
         self,
         placement: Any,
-        run: RunConfig,
+        job: Job,
         stop: StopSignals,
         display: Display,
         on_update: OnUpdate | None,
+        losses: RestartRate,
     ) -> None:
         self._stop, self._display, self._on_update = stop, display, on_update
-        nodes = placement_group_table(placement)["bundles_to_node_id"]
-        self._nodes = set(nodes.values())
+        self._placement, self._losses, run = placement, losses, job.settings.run
+        self._node_of = placement_group_table(placement)["bundles_to_node_id"]
         taken: dict[str, float] = {}
-        for node in nodes.values():
+        for node in self._node_of.values():
             taken[node] = taken.get(node, 0.0) + run.learner_threads
-        self._room_for = max(1, room_for(run, taken) // run.num_learners)
+        room = max(1, room_for(run, taken) // run.num_learners)
+        self._job = replace(job, room_for=room)
+        self._store = host_store(own_address())
+        self._group, self._coming = 0, dict[int, float]()  # successors, and until when
+        device = "cuda" if _num_gpus(run) else "cpu"
+        self._replaces = run.num_learners > 1 and max_replaced(job.settings, device) > 0
+        self._actors = [self._start(rank) for rank in range(run.num_learners)]
+        self.env_steps, self.lost, self._leaving = 0, "", False
+        self._told_to_stop: list[Any] = []
+        self._polled_at = time.monotonic()
+        self._runs: dict[Any, int] = {}  # calls under way, and their ranks
+        self._fetches: dict[Any, Any] = {}  # calls under way, and their actors
+
+    def _start(self, rank: int) -> Any:
+        """Start the actor of a rank."""
         # Two threads: a call that waits for something to show must not hold up a stop.
         actor: Any = _ray.remote(concurrency_groups={_BESIDE: 2})(LearnerActor)
+        run = self._job.settings.run
         gpus = _num_gpus(run)
         amounts, _ = demands(run.learner_resources)
-        self._actors = [
-            actor.options(
-                num_cpus=run.learner_threads,
-                num_gpus=gpus,
-                resources=amounts,
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement, placement_group_bundle_index=rank
-                ),
-            ).remote(has_gpu=gpus > 0)
-            for rank in range(run.num_learners)
-        ]
-        self.env_steps, self.lost, self._leaving = 0, "", False
-        self._runs: dict[Any, int] = {}  # calls under way, and their ranks
+        return actor.options(
+            num_cpus=run.learner_threads,
+            num_gpus=gpus,
+            resources=amounts,
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._placement, placement_group_bundle_index=rank
+            ),
+        ).remote(has_gpu=gpus > 0)
 
-    def run(self, job: Job, started: float) -> tuple[dict[str, Any], int] | None:
+    def run(self, started: float) -> tuple[dict[str, Any], int] | None:
         """Return the run's summary and the signal that stopped it; None: start again."""
         try:
-            self._begin(job, started)
+            self._begin(started)
         except RayError as error:
             self.lost = f"A learner could not be started: {error}"
             return None
@@ -207,47 +220,83 @@ class _LearnerGroup:
             return None
         return outcomes[0]  # type: ignore[return-value]  # no failure
 
-    def _begin(self, job: Job, started: float) -> None:
-        sent = pickled(replace(job, room_for=self._room_for), "other learners")
-        store_address = _ray.get(self._actors[0].open_store.remote(), timeout=_START_WITHIN_S)
-        for rank, actor in enumerate(self._actors):
-            info = RankInfo(rank, len(self._actors), 0)
-            call = actor.run.remote(
-                sent, info, store_address, started, os.getcwd(), self._on_update is not None
-            )
-            self._runs[call] = rank
+    def _begin(self, started: float) -> None:
+        self._sent, self._started = pickled(self._job, "other learners"), started
+        for rank in range(len(self._actors)):
+            self._run(rank)
+
+    def _run(self, rank: int) -> None:
+        """Have a rank join the present group, and run."""
+        info = RankInfo(rank, len(self._actors), 0)
+        meeting = Meeting(own_address(), self._store.port, self._group, self._replaces)
+        wants_updates = self._on_update is not None
+        call = self._actors[rank].run.remote(
+            self._sent, info, meeting, self._started, os.getcwd(), wants_updates
+        )
+        self._runs[call] = rank
+        self._fetch(self._actors[rank])
 
     def _watch(self) -> dict[int, _Outcome]:
-        """Wait until all ranks have ended or one was lost; return their outcomes."""
-        fetches = {self._fetch(rank): rank for rank in range(len(self._actors))}
+        """Wait until all ranks have ended or one was lost for good; return their outcomes."""
         outcomes: dict[int, _Outcome] = {}
-        stopping, polled_at, give_up_at = False, time.monotonic(), float("inf")
+        give_up_at = float("inf")
         while self._runs and time.monotonic() < give_up_at:
-            if self._stop.received and not stopping:
-                stopping = self._pass_on(self._stop.received)
-            if not self._leaving and time.monotonic() - polled_at > _POLL_EVERY_S:
-                polled_at = time.monotonic()
-                if self._nodes & set(_ray._private.state.state.get_draining_nodes()):
-                    self._leaving = self._pass_on(signal.SIGTERM)
-            for call in _ray.wait([*self._runs, *fetches], timeout=_POLL_EVERY_S)[0]:
+            self._pass_on_signals()
+            for call in _ray.wait([*self._runs, *self._fetches], timeout=_POLL_EVERY_S)[0]:
                 if call in self._runs:
                     rank = self._runs.pop(call)
-                    outcomes[rank] = _outcome(call, rank)
-                    if isinstance(outcomes[rank], Failure):  # others may be stuck and not notice
-                        give_up_at = min(give_up_at, time.monotonic() + _REPORT_WITHIN_S)
-                elif self._show(call):
-                    fetches[self._fetch(fetches[call])] = fetches[call]
-                fetches.pop(call, None)
-        for call, rank in fetches.items():  # what ranks showed last
-            if rank in outcomes and self._show(call):
-                self._show(self._fetch(rank, 0.0))
+                    outcome = _outcome(call, rank)
+                    if outcomes or not self._replace(outcome, rank):
+                        outcomes[rank] = outcome
+                elif self._show(call, actor := self._fetches.pop(call)) and actor in self._actors:
+                    self._fetch(actor)
+            if (missing := self._missing()) is not None:
+                outcomes[missing.rank] = missing
+            if any(isinstance(each, Failure) for each in outcomes.values()):
+                # Others may be stuck and not notice.
+                give_up_at = min(give_up_at, time.monotonic() + _REPORT_WITHIN_S)
+        ended = [self._actors[rank] for rank in outcomes]
+        for call, actor in list(self._fetches.items()):  # what ranks showed last
+            if actor in ended and self._show(call, actor):
+                self._show(self._fetch(actor, 0.0), actor)
         return outcomes
 
-    def _fetch(self, rank: int, within_s: float = _FETCH_WITHIN_S) -> Any:
-        return self._actors[rank].fetch.options(concurrency_group=_BESIDE).remote(within_s)
+    def _replace(self, outcome: _Outcome, rank: int) -> bool:
+        """Start a successor of a rank, if it is lost and may be replaced; return whether it is."""
+        if not isinstance(outcome, Failure) or outcome.at < float("inf"):
+            return False
+        if not self._replaces or self._node_of[rank] not in _living_nodes():
+            return False
+        if self._leaving or not self._losses.again(time.monotonic()):
+            return False
+        if rank == 0:
+            self._display.stop()
+        self._display.say(f"{outcome.error}\nA new one is started; the others wait for it.")
+        self._group += 1
+        self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
+        self._actors[rank] = self._start(rank)
+        self._run(rank)
+        announce(self._store, self._group, "")
+        return True
 
-    def _show(self, call: Any) -> bool:
-        """Show what a rank has to show; return whether the rank is alive."""
+    def _missing(self) -> Failure | None:
+        """Return why a successor does not come; None: none is missing."""
+        for rank, until in list(self._coming.items()):
+            if has_come(self._store, self._group, rank):
+                del self._coming[rank]
+            elif self._node_of[rank] not in _living_nodes() or time.monotonic() > until:
+                text = f"Learner {rank + 1} was lost, and the one in its place did not come."
+                return Failure(float("inf"), rank, RankError(text))
+        return None
+
+    def _fetch(self, actor: Any, within_s: float = _FETCH_WITHIN_S) -> Any:
+        """Begin to fetch what an actor has to show; return the call."""
+        call = actor.fetch.options(concurrency_group=_BESIDE).remote(within_s)
+        self._fetches[call] = actor
+        return call
+
+    def _show(self, call: Any, actor: Any) -> bool:
+        """Show what an actor has to show; return whether it is alive."""
         try:
             env_steps, shown = _ray.get(call)
         except RayError:
@@ -255,27 +304,44 @@ class _LearnerGroup:
         self.env_steps = max(self.env_steps, env_steps)
         for method, *arguments in shown:
             if method == "on_update":
-                self._answer(*arguments)
+                self._answer(actor, *arguments)
             else:
                 getattr(self._display, method)(*arguments)
         return True
 
-    def _answer(self, number: int, metrics: dict[str, Any]) -> None:
-        """Call `on_update`. Rank 0 waits for what it returns."""
+    def _answer(self, actor: Any, number: int, metrics: dict[str, Any]) -> None:
+        """Call `on_update`. The actor, of rank 0, waits for what it returns."""
         assert self._on_update is not None
         returned = self._on_update(number, metrics)
         # Here its type, before it is sent; rank 0 knows the environments, and checks them.
-        self._actors[0].answer.options(concurrency_group=_BESIDE).remote(as_changes(returned))
+        actor.answer.options(concurrency_group=_BESIDE).remote(as_changes(returned))
 
-    def _pass_on(self, number: int) -> bool:
+    def _pass_on_signals(self) -> None:
+        """Stop all ranks after a signal, or when one of their machines is to be taken away."""
+        if self._stop.received:
+            self._pass_on(self._stop.received)
+        elif not self._told_to_stop and time.monotonic() - self._polled_at > _POLL_EVERY_S:
+            self._polled_at = time.monotonic()
+            draining = set(_ray._private.state.state.get_draining_nodes())
+            self._leaving = bool(draining & set(self._node_of.values()))
+            if self._leaving:
+                self._pass_on(signal.SIGTERM)
+
+    def _pass_on(self, number: int) -> None:
+        """Stop each rank that was not told to stop yet."""
         for actor in self._actors:
-            actor.stop.options(concurrency_group=_BESIDE).remote(int(number))
-        return True
+            if actor not in self._told_to_stop:
+                self._told_to_stop.append(actor)
+                actor.stop.options(concurrency_group=_BESIDE).remote(int(number))
 
     def end(self) -> None:
         """End the learners, whatever they do; Ray ends their workers, which they own."""
         for actor in self._actors:
             _ray.kill(actor)
+
+
+def _living_nodes() -> set[str]:
+    return {node["NodeID"] for node in _ray.nodes() if node["Alive"]}
 
 
 def _outcome(call: Any, rank: int) -> _Outcome:

@@ -8,17 +8,18 @@ import socket
 import struct
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from headrace.collectors.backends.ray_worker import work_in
 from headrace.config.run_config import RunConfig
-from headrace.distributed.local_ranks import Failure, connect_store, host_store
+from headrace.distributed.groups import connect_store, join
+from headrace.distributed.local_ranks import Failure
 from headrace.distributed.process import StopSignals
-from headrace.distributed.ranks import SINGLE_RANK, JoinedRanks, RankInfo, Ranks, device_of
+from headrace.distributed.ranks import SINGLE_RANK, RankInfo, Ranks, device_of
 from headrace.envs.changes import EnvChange
 from headrace.errors import HeadraceError, RankError, RunDirError
 from headrace.meter import Meter
@@ -81,6 +82,22 @@ class QueuedDisplay(Display):
             return [call for call in calls if call]
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where and how a learner meets the others.
+
+    Attributes:
+        host, port: of the driver's store.
+        group: that the learner joins first; see `distributed/groups.py`.
+        replaces: whether learners that are lost later are replaced.
+    """
+
+    host: str
+    port: int
+    group: int
+    replaces: bool
+
+
 class LearnerActor:
     """One learner."""
 
@@ -88,19 +105,12 @@ class LearnerActor:
         if not has_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # otherwise Ray lets it see all of them
         self._stop, self._display = StopSignals(patient=True), QueuedDisplay()
-        self._store: TCPStore | None = None
-
-    def open_store(self) -> tuple[str, int]:
-        """Open the store where the ranks meet, on rank 0; return its address."""
-        host = _own_address()
-        self._store = host_store(host)
-        return host, self._store.port
 
     def run(
         self,
         pickled_job: bytes,
         info: RankInfo,
-        store_address: tuple[str, int],
+        meeting: Meeting,
         started: float,
         working_dir: str,
         wants_updates: bool,
@@ -118,7 +128,7 @@ class LearnerActor:
             job: Job = cloudpickle.loads(pickled_job)
             meter = Meter(time.perf_counter() - max(0.0, time.time() - started))
             _check_run_dir(job.run_dir, info)
-            with contextlib.closing(self._join(job.settings.run, info, store_address)) as ranks:
+            with contextlib.closing(_joined(job.settings.run, info, meeting)) as ranks:
                 result = run_rank(job, ranks, self._stop, meter, display, say, on_update)
             return result.summary, result.stopped_by
         except HeadraceError as error:
@@ -128,14 +138,6 @@ class LearnerActor:
             return Failure(time.time(), info.rank, RankError(traceback.format_exc()))
         finally:
             self._display.wake()
-
-    def _join(self, run: RunConfig, info: RankInfo, store_address: tuple[str, int]) -> Ranks:
-        device = device_of(run.device, 0)
-        if info.size == 1:
-            return SINGLE_RANK
-        _listen_on(_own_address())
-        store = self._store or connect_store(*store_address)
-        return JoinedRanks(info, store, run.backend, device, run.rank_timeout_s)
 
     def fetch(self, within_s: float) -> tuple[int, list[_Call]]:
         """Return the env steps so far, and what there is to show."""
@@ -150,7 +152,22 @@ class LearnerActor:
         self._stop.received = number
 
 
-def _own_address() -> str:
+def _joined(run: RunConfig, info: RankInfo, meeting: Meeting) -> Ranks:
+    if info.size == 1:
+        return SINGLE_RANK
+    _listen_on(own_address())
+    return join(
+        connect_store(meeting.host, meeting.port),
+        info,
+        run.backend,
+        device_of(run.device, 0),
+        run.rank_timeout_s,
+        group=meeting.group,
+        replaces=meeting.replaces,
+    )
+
+
+def own_address() -> str:
     """Return the address of this machine, as the cluster knows it."""
     from ray.util import get_node_ip_address
 
@@ -160,7 +177,7 @@ def _own_address() -> str:
 def _check_run_dir(run_dir: Path, info: RankInfo) -> None:
     if not (run_dir / ".lock").exists():
         raise RunDirError(
-            f"Learner {info.rank + 1} of {info.size}, on {_own_address()}, does not see the run "
+            f"Learner {info.rank + 1} of {info.size}, on {own_address()}, does not see the run "
             f"directory {run_dir}.\nPut it where all learners' machines and this one have it "
             "(--run-dir, on shared storage), or have the learners on this machine "
             "(--learner-resources)."
