@@ -103,12 +103,11 @@ def run_rank(
         stack.enter_context(freed_memory_kept())
         device = device_of(run.device, ranks.local_rank)
         learner, counters = build_learner(job, device, meter, ranks), Counters()
+        league, iteration = build_league(job, learner, ranks), Iteration()
         saved_episodes: dict[str, Array] = {}
         episodes = _workers_section(ranks, lambda: collector, saved_episodes)
         sections = [*learner.sections(), counters.section(), episodes]
-        league = build_league(job, learner, ranks)
         sections += [league.section()] if league else []
-        iteration = Iteration()
         if ranks.is_successor:
             agreed = agree(ranks, learner, counters, league, iteration)
             display.say(agreed.describe())
@@ -124,8 +123,7 @@ def run_rank(
         saver = Saver(job, sections, counters, learner, ranks, iteration.saved_version)
         evaluate = stack.enter_context(_evaluations(job, ranks, counters, learner, saver, stop))
         meter.lap("start")
-        # What cannot be built was refused before this line: only a run leaves a config.json.
-        if is_first:
+        if is_first:  # what cannot be built was refused before: only a run leaves a config.json
             rundir.write_config(job.run_dir, _describe(job))
         _begin_league(league, collector)
         if job.saved is not None and not ranks.is_successor:
