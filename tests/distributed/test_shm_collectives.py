@@ -23,7 +23,7 @@ def together(size, function, capacity=1 << 12, limit_s=10.0):
     store = HashStore()
 
     def rank_of(rank):
-        exchange = Exchange(rank, size, store, capacity, limit_s)
+        exchange = Exchange(rank, size, store, capacity, limit_s, limit_s)
         try:
             return function(exchange, rank)
         finally:
@@ -106,7 +106,7 @@ def test_error_names_the_late_rank_and_the_limit():
 
 def test_missing_rank_raises_after_the_limit():
     with pytest.raises(RankError, match=r"Rank 0 of 2 could not meet the others within 0.2 s"):
-        Exchange(0, 2, HashStore(), 1 << 12, 0.2)
+        Exchange(0, 2, HashStore(), 1 << 12, 0.2, 0.2)
 
 
 def test_close_leaves_no_open_files():
@@ -138,12 +138,12 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         print("turned away")
 """
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(Exchange, 0, 2, store, 1 << 12, 20.0)
+        first = pool.submit(Exchange, 0, 2, store, 1 << 12, 20.0, 20.0)
         said = subprocess.run(
             [sys.executable, "-I", "-c", stranger, store.get("exchange/0").decode()],
             capture_output=True, text=True, timeout=20,
         )  # fmt: skip
         assert said.stdout.strip() == "turned away", said
-        second = Exchange(1, 2, store, 1 << 12, 20.0)
+        second = Exchange(1, 2, store, 1 << 12, 20.0, 20.0)
         second.close()
         first.result().close()

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from headrace.distributed.ranks import Backend, JoinedRanks, RankInfo
-from headrace.errors import RankError
+from headrace.distributed.ranks import MEET_WITHIN_S, Backend, JoinedRanks, RankInfo
+from headrace.errors import RankError, RankLostError
 
 JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
 _CHECK_EVERY_S = 0.02
@@ -46,11 +46,24 @@ def join(
     next_group = _NextGroup(store, info, group, limit_s)
     if group and not next_group.come():
         next_group()
-    ranks = JoinedRanks(
-        info, next_group.store, backend, device, limit_s, next_group if replaces else None
-    )
-    ranks.is_successor = group > 0
-    return ranks
+    while True:
+        try:
+            ranks = JoinedRanks(
+                info,
+                next_group.store,
+                backend,
+                device,
+                limit_s,
+                next_group if replaces else None,
+                MEET_WITHIN_S if group else limit_s,
+            )
+        except RankLostError:
+            if not group:  # nobody has learned anything yet
+                raise
+            next_group()
+        else:
+            ranks.is_successor = group > 0
+            return ranks
 
 
 def announce(store: Store, group: int, loss: str | None) -> None:

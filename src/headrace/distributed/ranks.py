@@ -32,6 +32,8 @@ from headrace.errors import ConfigError, RankError, RankLostError
 from headrace.meter import Meter
 
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
+MEET_WITHIN_S = 20.0
+"""For ranks to find each other, once all have come."""
 NextGroup = Callable[[], tuple[Store, str]]
 
 
@@ -133,6 +135,7 @@ class JoinedRanks(Ranks):
     Args:
         store: where the ranks find each other; None: MPI needs none.
         limit_s: how long a rank may let the others wait.
+        meet_within_s: how long the ranks may take to find each other.
         next_group: waits until lost ranks have successors; returns where all find each other then,
             and the loss in words, or raises RankError. None: the loss of a rank ends the job.
 
@@ -149,6 +152,7 @@ class JoinedRanks(Ranks):
         device: torch.device,
         limit_s: float,
         next_group: NextGroup | None = None,
+        meet_within_s: float | None = None,
     ) -> None:
         self.rank, self.size, self.local_rank = info.rank, info.size, info.local_rank
         self._backend, self._device, self._limit_s = backend, device, limit_s
@@ -167,9 +171,9 @@ class JoinedRanks(Ranks):
                 "Train with several learners in one process at a time, after the other has ended."
             )
         self._excepthook = sys.excepthook  # torch puts the rank before every later traceback
-        self._join(store)
+        self._join(store, limit_s if meet_within_s is None else meet_within_s)
 
-    def _join(self, store: Store | None) -> None:
+    def _join(self, store: Store | None, within_s: float) -> None:
         self.transport = chosen = backend_for(self._backend, self._device)
         with contextlib.ExitStack() as stack, self.meeting():
             stack.callback(self.close)
@@ -178,9 +182,11 @@ class JoinedRanks(Ranks):
                 store=store,
                 rank=-1 if store is None else self.rank,
                 world_size=-1 if store is None else self.size,
-                timeout=datetime.timedelta(seconds=self._limit_s),
+                timeout=datetime.timedelta(seconds=within_s),
                 device_id=self._device if chosen == "nccl" else None,
             )
+            limit = datetime.timedelta(seconds=self._limit_s)
+            dist.distributed_c10d._set_pg_timeout(limit, dist.group.WORLD)
             # Decisions are made on data of the CPU.
             self._cpu = dist.new_group(backend="gloo") if chosen == "nccl" else dist.group.WORLD
             hosts = set(self.gather_bytes(host_id().encode()))
@@ -189,7 +195,9 @@ class JoinedRanks(Ranks):
                 self.transport = "shared memory"
                 shared = dist.distributed_c10d._get_default_store()
 
-                self._exchange = Exchange(self.rank, self.size, shared, _CAPACITY, self._limit_s)
+                self._exchange = Exchange(
+                    self.rank, self.size, shared, _CAPACITY, self._limit_s, within_s
+                )
             stack.pop_all()
 
     def rejoin(self, error: RankLostError) -> str:
@@ -204,7 +212,7 @@ class JoinedRanks(Ranks):
                 raise RankError(f"{error}\n{none}") from error
             losses.append(loss)
             try:
-                self._join(store)
+                self._join(store, MEET_WITHIN_S)
             except RankLostError:  # another one, meanwhile
                 continue
             self._has_rejoined = True

@@ -36,12 +36,21 @@ class Exchange:
         store: where the ranks find each other.
         capacity: bytes of a rank in a round; longer data takes several rounds.
         limit_s: how long to wait for a rank that is alive but late.
+        meet_within_s: how long the ranks may take to find each other.
 
     Raises:
-        RankError: a rank did not join.
+        RankLostError: a rank did not join.
     """
 
-    def __init__(self, rank: int, size: int, store: Store, capacity: int, limit_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Store,
+        capacity: int,
+        limit_s: float,
+        meet_within_s: float,
+    ) -> None:
         self._rank, self._size = rank, size
         self._limit_s, self._capacity = limit_s, capacity
         self._round = 0
@@ -49,7 +58,7 @@ class Exchange:
         os.ftruncate(fd, 2 * capacity)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, fd)
-            self._sockets, fds = _connect(rank, size, fd, store, limit_s)
+            self._sockets, fds = _connect(rank, size, fd, store, meet_within_s)
             for other in fds.values():
                 stack.callback(os.close, other)
             maps = [mmap.mmap(fds.get(r, fd), 2 * capacity) for r in range(size)]
@@ -143,7 +152,7 @@ def _gone(rank: int) -> RankLostError:
 
 
 def _connect(
-    rank: int, size: int, fd: int, store: Store, limit_s: float
+    rank: int, size: int, fd: int, store: Store, within_s: float
 ) -> tuple[dict[int, socket.socket], dict[int, int]]:
     """Return a socket to each other rank, and its memory's file descriptor."""
     sockets: dict[int, socket.socket] = {}
@@ -152,12 +161,12 @@ def _connect(
         name = f"headrace-{secrets.token_hex(16)}"  # no file: gone with the process
         listener.bind(f"\0{name}")
         listener.listen(size)
-        listener.settimeout(limit_s)
+        listener.settimeout(within_s)
         store.set(f"exchange/{rank}", name)
         try:
             for other in range(rank):
                 peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                peer.settimeout(limit_s)
+                peer.settimeout(within_s)
                 peer.connect(b"\0" + store.get(f"exchange/{other}"))
                 socket.send_fds(peer, [rank.to_bytes(4)], [fd])
                 _, (fds[other],), _, _ = socket.recv_fds(peer, 4, 1)
@@ -169,14 +178,14 @@ def _connect(
                 if user != os.getuid():  # other users can see the name
                     peer.close()
                     continue
-                peer.settimeout(limit_s)
+                peer.settimeout(within_s)
                 number, (memory,), _, _ = socket.recv_fds(peer, 4, 1)
                 other = int.from_bytes(number)
                 socket.send_fds(peer, [rank.to_bytes(4)], [fd])
                 sockets[other], fds[other] = peer, memory
-        except (OSError, ValueError) as error:
-            raise RankError(
-                f"Rank {rank} of {size} could not meet the others within {limit_s:g} s: {error}."
+        except (OSError, ValueError) as error:  # ValueError: it ended before it had sent its memory
+            raise RankLostError(
+                f"Rank {rank} of {size} could not meet the others within {within_s:g} s: {error}."
             ) from None
     for peer in sockets.values():
         peer.setblocking(False)

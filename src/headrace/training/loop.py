@@ -135,18 +135,11 @@ class Loop:
 
     def _rejoin(self, error: RankLostError) -> None:
         """Go on with the ranks that are left and the successors of those that were lost."""
-        began, losses = time.monotonic(), []
-        while True:
-            losses.append(self.ranks.rejoin(error))
-            try:
-                self.learner.rejoin()
-                agreed = agree(
-                    self.ranks, self.learner, self.counters, self.league, self.iteration,
-                    self.saver.saved_version,
-                )  # fmt: skip
-                break
-            except RankLostError as another:
-                error = another
+        began = time.monotonic()
+        agreed, losses = agree(
+            self.ranks, self.learner, self.counters, self.league, self.iteration,
+            self.saver.saved_version, error,
+        )  # fmt: skip
         assert self.iteration.saved_version is not None
         self.saver.saved_version = self.iteration.saved_version
         if agreed.is_learned and self._collected is not None:

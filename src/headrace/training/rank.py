@@ -109,7 +109,7 @@ def run_rank(
         sections = [*learner.sections(), counters.section(), episodes]
         sections += [league.section()] if league else []
         if ranks.is_successor:
-            agreed = agree(ranks, learner, counters, league, iteration)
+            agreed, _ = agree(ranks, learner, counters, league, iteration)
             display.say(agreed.describe())
             meter.lap("start")
             saved_episodes |= _later_episodes(run, learner, iteration.ledger_before.restarts)

@@ -14,6 +14,7 @@ from typing import Any
 from headrace.collectors.api import Ledger
 from headrace.config.settings import Settings
 from headrace.distributed.ranks import Ranks, gather_json
+from headrace.errors import RankLostError
 from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.storage.checkpoint import from_safetensors, to_safetensors
@@ -131,15 +132,50 @@ def agree(
     league: League | None,
     iteration: Iteration,
     saved_version: int = -1,
-) -> Agreement:
+    error: RankLostError | None = None,
+) -> tuple[Agreement, list[str]]:
     """Take over the state of the rank that got furthest. Called on all ranks at once.
 
+    Args:
+        saved_version: of the weights in the newest checkpoint.
+        error: the loss, of a rank that is left; None: this rank has taken the place of a lost one.
+
+    Returns:
+        The agreement, and the losses in words: more ranks may be lost meanwhile.
+
     Raises:
-        RankLostError: another rank was lost meanwhile.
+        RankError: no successor came.
+        RankLostError: `error`, if ranks are not replaced; or nobody is left who has learned.
     """
+    losses = []
+    while True:
+        if error is not None:
+            losses.append(ranks.rejoin(error))
+        try:
+            if error is not None:
+                learner.rejoin()
+            agreed = _agree(ranks, learner, counters, league, iteration, saved_version)
+        except RankLostError as another:
+            error = another
+        else:
+            if agreed is None:
+                raise RankLostError("All ranks were lost that had learned something.")
+            return agreed, losses
+
+
+def _agree(
+    ranks: Ranks,
+    learner: Learner,
+    counters: Counters,
+    league: League | None,
+    iteration: Iteration,
+    saved_version: int,
+) -> Agreement | None:
     is_new = iteration.version < 0
     positions = gather_json(ranks, None if is_new else learner.positions)
-    furthest = max(position for position in positions if position is not None)
+    furthest = max(filter(None, positions), default=None)
+    if furthest is None:
+        return None
     leader = positions.index(furthest)
     version = min(version for version, _ in furthest)
     new = [rank for rank, position in enumerate(positions) if position is None]

@@ -26,7 +26,7 @@ from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.process import StopSignals
 from headrace.distributed.ranks import RankInfo
 from headrace.envs.changes import as_changes
-from headrace.errors import ConfigError, RankError
+from headrace.errors import ConfigError, RankError, RankLostError
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.timeouts import RestartRate
@@ -213,7 +213,8 @@ class _LearnerGroup:
             return None
         outcomes = self._watch()
         if cause := first_cause(o for o in outcomes.values() if isinstance(o, Failure)):
-            if cause.at < float("inf"):
+            began_again = self._group and isinstance(cause.error, RankLostError)
+            if cause.at < float("inf") and not began_again:
                 raise cause.error
             self.lost = str(cause.error)
         if self.lost or (self._leaving and not self._stop.received):
