@@ -73,6 +73,7 @@ class World:
         self.store, self.groups, self.losses_left = HashStore(), {}, losses
         self.tasks, self.killed, self.group = {}, [], 0
         self.kill_rate = self.random.choice([0.005, 0.02, 0.1])
+        self.may_kill_early = self.random.random() < 0.1
 
     @property
     def begins_again(self):
@@ -107,10 +108,22 @@ class World:
                 self.current.go.release()
                 self.back.acquire()
                 assert self.now < 3600, "it takes for ever"
+            self._end()
+
+    def _end(self):
+        """End the threads of tasks that wait."""
+        for task in self.tasks.values():
+            while not task.has_ended:
+                task.is_killed = True
+                task.go.release()
+                self.back.acquire()
 
     def _maybe_kill(self, task):
         is_rank = task in self.tasks.values()
         if not (is_rank and self.losses_left) or any(t.result for t in self.tasks.values()):
+            return
+        has_begun = 0 in self.groups and len(self.groups[0].rounds) > 2
+        if not (has_begun or self.may_kill_early):
             return
         if self.random.random() < self.kill_rate:
             self.losses_left -= 1
@@ -122,7 +135,12 @@ class World:
 
     def _replace(self):
         """Do what the driver does: start a successor of each lost rank, and announce its group."""
-        while not all(task.result for task in self.tasks.values()) and not self.begins_again:
+        give_up_at = float("inf")
+        while not (self.begins_again or all(task.result for task in self.tasks.values())):
+            if any(task.result for task in self.tasks.values()):
+                give_up_at = min(give_up_at, self.now + groups.JOIN_WITHIN_S)
+            if self.now > give_up_at:  # others wait for one that has ended
+                return
             for rank, task in list(self.tasks.items()):
                 if task.has_ended and task.is_killed:
                     self.sleep(self.random.choice([0.0, 0.1, 5.0]))

@@ -47,6 +47,7 @@ class Iteration:
         in_hand: env steps of each rank's batch of this iteration, once they are reported.
         ledger_before: of the run before this start, and of lost ranks.
         saved_version: of the weights in the newest checkpoint; None: not agreed yet.
+        agreements: that this rank has taken over.
     """
 
     version: int = -1
@@ -56,6 +57,7 @@ class Iteration:
     in_hand: list[int] = field(default_factory=list)
     ledger_before: Ledger = field(default_factory=Ledger)
     saved_version: int | None = None
+    agreements: int = 0
 
     def begin(self, version: int, counters: Counters) -> None:
         """Begin the iteration after the one under way."""
@@ -90,6 +92,8 @@ class Iteration:
             "learned": learned,
             "ledger_before": asdict(before),
             "lost": steps,
+            "version": self.version,
+            "agreements": self.agreements + 1,
         }
 
     def read(self, data: dict[str, Any], counters: Counters) -> None:
@@ -98,6 +102,8 @@ class Iteration:
         self.learned, self.in_hand = data["learned"], []
         self.ledger_before = Ledger(**data["ledger_before"])
         self.counters = counters.copy()
+        self.version, self.agreements = data["version"], data["agreements"]
+        self.saved_version = data["saved_version"]
 
     def _learned_with(self, more: list[int]) -> list[int]:
         if not (more and self.learned):
@@ -172,12 +178,15 @@ def _agree(
     saved_version: int,
 ) -> Agreement | None:
     is_new = iteration.version < 0
-    positions = gather_json(ranks, None if is_new else learner.positions)
+    # The loss may have come while they agreed: of those who got equally far, one that has taken
+    # over what was agreed then knows best.
+    progress = [learner.positions, iteration.agreements]
+    positions = gather_json(ranks, None if is_new else progress)
     furthest = max(filter(None, positions), default=None)
     if furthest is None:
         return None
-    leader = positions.index(furthest)
-    version = min(version for version, _ in furthest)
+    leader, was_at = positions.index(furthest), iteration.version
+    version = min(version for version, _ in furthest[0])
     new = [rank for rank, position in enumerate(positions) if position is None]
 
     state: bytes = b""
@@ -202,5 +211,4 @@ def _agree(
     if not is_new:  # rank 0, which evaluates, knows better than the leader
         counters.evaluated_at, counters.best_return = own
     iteration.read(data, counters)
-    iteration.saved_version = data["saved_version"]
-    return Agreement(version > iteration.version, data["lost"])
+    return Agreement(version > was_at, data["lost"])

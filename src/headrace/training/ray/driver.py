@@ -217,6 +217,8 @@ class _LearnerGroup:
             if cause.at < float("inf") and not began_again:
                 raise cause.error
             self.lost = str(cause.error)
+        elif 0 not in outcomes:
+            self.lost = "A learner was lost when another had ended."
         if self.lost or (self._leaving and not self._stop.received):
             return None
         return outcomes[0]  # type: ignore[return-value]  # no failure
@@ -256,6 +258,9 @@ class _LearnerGroup:
             if any(isinstance(each, Failure) for each in outcomes.values()):
                 # Others may be stuck and not notice.
                 give_up_at = min(give_up_at, time.monotonic() + _REPORT_WITHIN_S)
+            elif outcomes and self._group:
+                # One may have ended before it saw the loss for which others wait for it.
+                give_up_at = min(give_up_at, time.monotonic() + JOIN_WITHIN_S)
         ended = [self._actors[rank] for rank in outcomes]
         for call, actor in list(self._fetches.items()):  # what ranks showed last
             if actor in ended and self._show(call, actor):
