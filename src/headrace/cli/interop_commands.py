@@ -1,0 +1,49 @@
+"""The verbs that take over what other libraries have made, and share policies; their flags."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from headrace.cli.verbs import JsonVerb, OptionalPath, Verb
+from headrace.config.run_config import KeyValues
+from headrace.errors import ConfigError
+from headrace.interop.import_sb3 import import_sb3
+from headrace.interop.sb3_zip import READ
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ImportSb3(JsonVerb):
+    model: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="MODEL.zip")]
+    """What Stable-Baselines3's model.save() wrote."""
+    env: Annotated[str, tyro.conf.arg(metavar="ENV")]
+    """The environment that it was trained in: a Gymnasium id, module:EnvId, or module:callable."""
+    env_kwargs: Annotated[dict[str, Any], KeyValues] = field(default_factory=dict)
+    """Arguments of the environment's constructor, as in --env-kwargs size=4 name=maze."""
+    wrapper: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[MODULE:CALLABLE ...]")] = ()
+    """Wrappers of the environment, the innermost first."""
+    algo: Annotated[str, tyro.conf.arg(metavar="|".join(READ), help_behavior_hint="")] = ""
+    """The algorithm, if the file does not say it, as with a policy class of your own."""
+    normalizer: OptionalPath = None
+    """Its VecNormalize, in the .npz file that the script in docs/import.md writes."""
+    run_dir: OptionalPath = None
+    """Directory of the new run. Default: a new one below runs/."""
+
+    def execute(self, argv: list[str]) -> None:
+        """Make a run of the model; CheckpointError, UsageError, RunDirError."""
+        if self.algo not in ("", *READ):
+            raise ConfigError(f"--algo {self.algo}: expected one of {', '.join(READ)}.")
+        imported = import_sb3(
+            self.model,
+            self.env,
+            algo=self.algo,
+            normalizer=self.normalizer,
+            run_dir=self.run_dir,
+            env_kwargs=self.env_kwargs,
+            wrapper=self.wrapper,
+        )
+        self.answer(imported.to_json(), imported.describe())
+
+
+FLAGS: dict[str, type[Verb]] = {"import-sb3": _ImportSb3}
