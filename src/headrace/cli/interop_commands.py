@@ -10,6 +10,8 @@ from headrace.cli.verbs import JsonVerb, OptionalPath, Verb
 from headrace.config.run_config import KeyValues
 from headrace.errors import ConfigError
 from headrace.interop.import_sb3 import import_sb3
+from headrace.interop.import_zoo import import_zoo
+from headrace.interop.sb3_settings import DEFAULTS
 from headrace.interop.sb3_zip import READ
 
 
@@ -46,4 +48,23 @@ class _ImportSb3(JsonVerb):
         self.answer(imported.to_json(), imported.describe())
 
 
-FLAGS: dict[str, type[Verb]] = {"import-sb3": _ImportSb3}
+@dataclass(frozen=True, kw_only=True)
+class _ImportZoo(JsonVerb):
+    file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE.yml")]
+    """RL Zoo's settings of an algorithm, such as its ppo.yml, or the config.yml of a run."""
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
+    """The entry in the file, such as HalfCheetah-v4. An Atari game has the entry `atari`."""
+    algo: Annotated[str, tyro.conf.arg(metavar="|".join(DEFAULTS), help_behavior_hint="")] = ""
+    """The algorithm, if the file is not named after it."""
+    output: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE", aliases=["-o"], help_behavior_hint="")
+    ] = None
+    """The new file (TOML), for --config. Default: ENV_ALGO.toml."""
+
+    def execute(self, argv: list[str]) -> None:
+        """Write the settings, and say what has no counterpart; UsageError, RunDirError."""
+        converted = import_zoo(self.file, self.env, algo=self.algo, output=self.output)
+        self.answer(converted.to_json(), converted.describe())
+
+
+FLAGS: dict[str, type[Verb]] = {"import-sb3": _ImportSb3, "import-zoo": _ImportZoo}

@@ -141,11 +141,14 @@ def _translate(algo: str, given: Mapping[str, Any]) -> Translation:
         _on_policy(result, algo, args)
     else:
         _off_policy(result, algo, args)
-    _network(result, algo, str(args.pop("policy")), args.pop("policy_kwargs", None) or {})
+    kwargs = dict(args.pop("policy_kwargs", None) or {})
     if args.pop("use_sde", False):
         result.notes.append(
             "use_sde=True: gSDE has no counterpart; actions are explored by Gaussian noise"
         )
+        if "log_std_init" in kwargs:
+            result.notes.append(f"log_std_init={kwargs.pop('log_std_init')}: it is of gSDE")
+    _network(result, algo, str(args.pop("policy")), kwargs)
     for name in ("sde_sample_freq", "use_sde_at_warmup"):
         args.pop(name, None)  # they say how use_sde does it
     result.notes += [
@@ -167,7 +170,7 @@ def _schedule(result: Translation, args: dict[str, Any], name: str, ours: str) -
 def _on_policy(result: Translation, algo: str, args: dict[str, Any]) -> None:
     settings, notes = result.settings, result.notes
     settings |= {"num_steps": args.pop("n_steps"), "ent_coef": args.pop("ent_coef")}
-    settings["vf_coef"] = 2 * args.pop("vf_coef")  # our value loss has a factor of 1/2
+    settings["vf_coef"] = 2.0 * args.pop("vf_coef")  # our value loss has a factor of 1/2
     if algo == "a2c":
         if args.pop("use_rms_prop"):
             notes.append("use_rms_prop=True: Adam is used in place of RMSprop")
@@ -193,12 +196,11 @@ def _off_policy(result: Translation, algo: str, args: dict[str, Any]) -> None:
     if unit == "step":
         settings["num_steps"] = amount
     else:
-        amount = 1
-        notes.append(f"train_freq={freq!r}: learning is due by env steps, not by episodes")
-    ratio = 1.0 if steps < 0 else steps / (amount * settings["num_envs"])
-    if unit != "step" and steps >= 0:
-        notes.append(f"gradient_steps={steps}: replay_ratio is a guess (1)")
-        ratio = 1.0
+        notes.append(
+            f"train_freq={freq!r}, gradient_steps={steps}: one gradient step for each env step"
+        )
+    is_each = unit != "step" or steps < 0
+    ratio = 1.0 if is_each else steps / (amount * settings["num_envs"])
     settings["replay_ratio"] = ratio
     _hindsight(result, args)
     if algo == "dqn":
