@@ -1,11 +1,13 @@
 """The verbs that take over what other libraries have made, and share policies; their flags."""
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from headrace.cli.commands import RunVerb
 from headrace.cli.verbs import JsonVerb, OptionalPath, Verb
 from headrace.config.run_config import KeyValues
 from headrace.errors import ConfigError
@@ -13,6 +15,7 @@ from headrace.interop.import_sb3 import import_sb3
 from headrace.interop.import_zoo import import_zoo
 from headrace.interop.sb3_settings import DEFAULTS
 from headrace.interop.sb3_zip import READ
+from headrace.interop.share import EPISODES, pull, push
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,4 +70,44 @@ class _ImportZoo(JsonVerb):
         self.answer(converted.to_json(), converted.describe())
 
 
-FLAGS: dict[str, type[Verb]] = {"import-sb3": _ImportSb3, "import-zoo": _ImportZoo}
+@dataclass(frozen=True, kw_only=True)
+class _Push(RunVerb):
+    to: Annotated[str, tyro.conf.arg(metavar="DIR|hf:USER/NAME")]
+    """Where to share: a new directory, or a repository on the Hugging Face Hub."""
+    best: bool = False
+    """Share the best policy that --eval-every kept, not the newest."""
+    episodes: int = EPISODES
+    """Whole episodes to play now, whose returns the card tells."""
+    seed: int = 0
+    """Root of the environments' seeds (never those of training)."""
+
+    def execute(self, argv: list[str]) -> None:
+        """Evaluate and share; ConfigError, CheckpointError, EnvError, HubError."""
+        pushed = push(
+            self.run_dir,
+            self.to,
+            self.request({}),
+            best=self.best,
+            episodes=self.episodes,
+            seed=self.seed,
+            say=lambda progress: print(progress, file=sys.stderr),
+        )
+        self.answer(pushed.to_json(), pushed.describe())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pull(JsonVerb):
+    place: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR|hf:USER/NAME")]
+    """What `headrace push` has made: a directory, or a repository on the Hugging Face Hub."""
+    run_dir: OptionalPath = None
+    """The new directory. Default: one below runs/."""
+
+    def execute(self, argv: list[str]) -> None:
+        """Copy and check; ConfigError, CheckpointError, RunDirError, HubError."""
+        pulled = pull(self.place, self.run_dir)
+        self.answer(pulled.to_json(), pulled.describe())
+
+
+FLAGS: dict[str, type[Verb]] = {
+    "import-sb3": _ImportSb3, "import-zoo": _ImportZoo, "push": _Push, "pull": _Pull,
+}  # fmt: skip

@@ -107,7 +107,9 @@ def import_sb3(
     check_settings(model)
     moments = None if normalizer is None else read_normalizer(normalizer)
     settings, notes = _settings(model, moments)
-    settings |= {"env": env, "env_kwargs": dict(env_kwargs or {}), "wrapper": wrapper}
+    settings |= {"env": env}
+    settings |= {"env_kwargs": dict(env_kwargs)} if env_kwargs else {}
+    settings |= {"wrapper": wrapper} if wrapper else {}
     request = inspect_request(RunRequest(settings))
     assert request.spec is not None
     check_spaces(model, request.spec)

@@ -85,7 +85,7 @@ def split_unread(value: Any) -> tuple[Any, list[str]]:
 def _load(path: Path) -> Any:
     """Return the content of a YAML file. Tags name no code: `Unread` stands for what they ask."""
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         raise MissingExtraError(
             f"{path} is YAML. To read it, install PyYAML:\n{install_command('zoo')}"
