@@ -142,6 +142,8 @@ def check_values(run_dir, model, obs, **seen):
         pairs = [(value, model.policy.predict_values(theirs)[:, 0])]
     elif algo == "DQN":
         pairs = [(params, model.q_net(theirs)), (value, model.q_net(theirs).amax(-1))]
+        target = modules_of(run_dir)["target"]
+        pairs.append((target(tensors_of(obs))[0], model.q_net_target(theirs)))
     else:
         action = torch.rand(len(value), model.action_space.shape[0]) * 2 - 1
         modules = modules_of(run_dir)
@@ -424,6 +426,14 @@ def test_networks_that_headrace_has_not_are_refused(kwargs, message, tmp_path):
     model.save(tmp_path / "model.zip")
     with pytest.raises(CheckpointError, match=f"(?s){message}"):
         import_sb3(tmp_path / "model.zip", f"{HERE}:pictures", run_dir=tmp_path / "run")
+
+
+def test_parts_that_headrace_has_not_are_refused(saved, tmp_path):
+    policy = saved("a2c")[0].policy.state_dict() | {"memory.weight": torch.zeros(2, 2)}
+    torch.save(policy, buffer := io.BytesIO())
+    path = rewritten(saved("a2c")[1], tmp_path / "m.zip", **{"policy.pth": buffer.getvalue()})
+    with pytest.raises(CheckpointError, match=r"have not: memory\.weight"):
+        import_sb3(path, "CartPole-v1", run_dir=tmp_path / "run")
 
 
 def test_gsde_of_real_models_is_refused(tmp_path):

@@ -2,17 +2,21 @@
 
 import inspect
 import json
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import headrace
+from headrace.config.algorithms import ALGORITHMS
 from headrace.config.resolve import read_config_file, read_settings
+from headrace.config.run_config import RunConfig
 from headrace.errors import ConfigError, MissingExtraError, install_command
 from headrace.interop.import_zoo import convert, import_zoo
 from headrace.interop.sb3_settings import DEFAULTS, WITHOUT_EFFECT
 from headrace.interop.zoo_file import ATARI, read_entry
+from headrace.models.policy import Network
 from tests import python
 from tests.marks import repeats
 
@@ -348,6 +352,16 @@ def test_defaults_are_those_of_stable_baselines3(algo):
         "replay_buffer_kwargs", "rollout_buffer_class", "action_noise",
     }  # fmt: skip
     assert set(theirs) - set(DEFAULTS[algo]) <= WITHOUT_EFFECT | rest
+
+
+def test_the_table_of_the_page_names_settings_that_exist():
+    page = (Path(__file__).parents[2] / "docs/import.md").read_text().split("## Settings")[1]
+    ours = {field for of in (RunConfig, Network) for field in of.__dataclass_fields__}
+    ours |= {field for algo in DEFAULTS for field in ALGORITHMS[algo].Config.__dataclass_fields__}
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", page, re.M)
+    known = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert {name for algo in DEFAULTS.values() for name in algo} <= known
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row[1])} <= ours
 
 
 def test_python_text_is_not_evaluated(folder):
