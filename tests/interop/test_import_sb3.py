@@ -265,6 +265,7 @@ def test_an_imported_run_trains_on(name, saved, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "imported from Stable-Baselines3: optimizers begin anew" in said
     assert f"Resumed from step_{model.num_timesteps:012d}" in said
+    assert ("collects learning_starts=20 env steps" in said) == (name in ("sac", "dqn"))
     assert run.summary["env_steps"] >= goal
     assert run.summary["learner_steps"] > 0
     after = run.policy.module.state_dict()
