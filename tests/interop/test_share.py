@@ -36,7 +36,7 @@ def run_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("share") / "run"
     run = headrace.train(
         "CartPole-v1", total_env_steps=256, eval_every=128, eval_episodes=2, run_dir=path,
-        shared_trunk=True, **SMALL,
+        shared_trunk=True, checkpoint_every_s=0, **SMALL,
     )  # fmt: skip
     run.evaluate(1, video=path / "episode.mp4")
     return path
@@ -90,13 +90,16 @@ def headrace_eval(folder, *flags):
 
 
 def test_the_best_policy_is_shared_where_it_is_asked_for(run_dir, tmp_path):
-    push(run_dir, str(tmp_path / "best"), NO_CODE, best=True, episodes=1)
-    ours, best = weights(tmp_path / "best"), weights(run_dir / "best")
-    assert all(torch.equal(ours[name], best[name]) for name in best)
-    shutil.copytree(run_dir, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/best")
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    shutil.rmtree(copy / "best")
     with pytest.raises(ConfigError, match="has no best policy"):
-        push(tmp_path / "run", str(tmp_path / "new"), NO_CODE, best=True)
+        push(copy, str(tmp_path / "new"), NO_CODE, best=True)
+    first, *_ = sorted((copy / "checkpoints").glob("step_*"))  # others than the newest
+    shutil.copytree(first, copy / "best" / first.name)
+    push(copy, str(tmp_path / "best"), NO_CODE, best=True, episodes=1)
+    ours, best, newest = weights(tmp_path / "best"), weights(first), weights(copy)
+    assert all(torch.equal(ours[name], best[name]) for name in best)
+    assert not all(torch.equal(ours[name], newest[name]) for name in best)
 
 
 def test_a_pulled_policy_acts_plays_and_is_trained_on(run_dir, shared, tmp_path):
