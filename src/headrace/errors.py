@@ -78,6 +78,10 @@ class TrackerError(HeadraceError):
     """A tracker that cannot be reached, or refuses what it is given."""
 
 
+class HubError(HeadraceError):
+    """A hub of models that cannot be reached, or refuses what it is given."""
+
+
 def install_command(extra: str) -> str:
     """Return the command that installs an extra. From a clone, it keeps the constraints."""
     clone = Path(__file__).parents[2]

@@ -443,7 +443,7 @@ def test_transitions_in_the_replay_are_the_moves_of_a_game_in_turns():
             of_vector.read(*columns_of(fragment))
         learner.update(learner.assemble(fragments), 24 * update, 24)
     collector.close()
-    buffer = learner.learners["default"]._modules["replay"]
+    buffer = learner.learners["default"].modules["replay"]
     columns = [column for of_vector in moves for column in of_vector.columns]
     ends = cut = 0
     for env, column in enumerate(columns):

@@ -53,7 +53,7 @@ def test_package_equals_the_one_file_sac():
     collector = inline(plan)
     learner = learner_for(settings, plan.spec)
     policy = learner.policies["default"]
-    critics = learner.learners["default"]._modules["critics"]
+    critics = learner.learners["default"].modules["critics"]
     plain_policy, plain_critics = plain.Policy(2, 2), plain.Critics(4)
     layers = [*policy.model.trunk.layers, policy.model.actor]
     for ours, theirs in zip(layers, [*plain_policy][::2], strict=True):

@@ -15,15 +15,10 @@ from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, TrackedVerb, Verb
 from headrace.config.resolve import read_config_file
 from headrace.config.run_config import Frozen, KeyValues
-from headrace.errors import ConfigError
-from headrace.evaluation.evaluate import evaluate as run_episodes
-from headrace.evaluation.trained_policies import load_policies
-from headrace.learner.frozen import opponents, random_names
-from headrace.models.custom import load_model
-from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.tools.trackers.beside import Beside
-from headrace.training.job import RunRequest, evaluated_of_run
+from headrace.training.api import evaluate_run
+from headrace.training.job import RunRequest
 from headrace.training.launch import Launch, refuse_used
 from headrace.training.rank import RunResult
 
@@ -159,35 +154,17 @@ class _Eval(RunVerb):
     """Root of the environments' seeds (never those of training)."""
 
     def execute(self, argv: list[str]) -> None:
-        request = self.request({})
-        best = self.run_dir / "best"
-        if self.best and self.run_dir.is_dir() and not best.is_dir():
-            raise ConfigError(
-                f"{self.run_dir} has no best policy: it was trained without --eval-every N, or "
-                "ended before the first evaluation.\nLeave out --best to play with the newest one."
-            )
-        settings, maker, spec = evaluated_of_run(self.run_dir, request)
-        policies, shares = load_policies(
-            best if self.best else self.run_dir,
-            request.model,
-            request.algorithm,
-            random_names(settings.run.frozen),
-        )
-        others = opponents(self.frozen, shares, settings, spec, load_model(request.model))
-        theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
-        checkpoint.check_policies(theirs, spec, self.run_dir)
-        played = run_episodes(
-            policies | others,
-            maker,
-            spec=spec,
-            shares=shares,
+        played = evaluate_run(
+            self.run_dir,
+            self.request({}),
+            best=self.best,
+            frozen=self.frozen,
             episodes=self.episodes,
             stochastic=self.stochastic,
             seed=self.seed,
             video=self.video,
             say=lambda progress: print(progress, file=sys.stderr),
         )
-        assert played is not None  # nobody tells it to stop
         result = played.to_json()
         means = result.get("mean_return_by_policy", {})
         self.answer(

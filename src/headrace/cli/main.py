@@ -40,6 +40,10 @@ VERBS = {
     "sweep": "Train all combinations of some settings, each with several seeds.",
     "plan": "Find which machines to rent for a goal, and what they cost.",
     "report": "Write a run to one HTML page: curves, time, faults, settings.",
+    "import-sb3": "Make a run of a model of Stable-Baselines3: to evaluate, to train on.",
+    "import-zoo": "Make a --config file of RL Zoo's settings.",
+    "push": "Share a policy, with a card that tells its returns.",
+    "pull": "Get a policy that is shared, and check it.",
     "track": "Send a run's metrics to Trackio, MLflow or Weights & Biases.",
     "doctor": "Show what this machine has, and which packages each extra lacks.",
 }
@@ -55,6 +59,7 @@ HOMES = {
     **dict.fromkeys(("check-env", "doctor", "eval", "resume", "train"), "commands"),
     **dict.fromkeys(("sweep", "tune"), "tuning_commands"),
     **dict.fromkeys(("exploit", "tournament"), "league_commands"),
+    **dict.fromkeys(("import-sb3", "import-zoo", "pull", "push"), "interop_commands"),
 }
 """All verbs -> their file in `cli/`."""
 

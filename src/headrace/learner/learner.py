@@ -67,6 +67,7 @@ class PolicyLearner:
         num_agents: agents of each environment that the policy acts for.
 
     Attributes:
+        modules: of the algorithm, by name: all that is learned or saved.
         gradients: what computes the gradient of each loss, in words.
         version: updates made so far.
         learner_steps: optimizer steps made so far.
@@ -91,15 +92,15 @@ class PolicyLearner:
         self.gradients: dict[str, str] = {}
         rows = settings.run.num_envs // ranks.size * num_agents
         with torch_seed(seed_of_weights(settings, "modules", name)):
-            self._modules = settings.algorithm.build(
+            self.modules = settings.algorithm.build(
                 self.policy, spec, settings.network, settings.algo, rows, ranks
             )
-        for module in self._modules.values():
+        for module in self.modules.values():
             # Data stay as they are. None: float32, and float64 normalizers
             module.to(device=device, dtype=None if isinstance(module, OfEnvs) else dtype)
-        losses = settings.algorithm.losses(self._modules, settings.algo)
+        losses = settings.algorithm.losses(self.modules, settings.algo)
         self.optimizers = {loss: self._optimizer(loss, spec) for loss, spec in losses.items()}
-        self._learned = LearnedState(self._modules, self.optimizers, ranks)
+        self._learned = LearnedState(self.modules, self.optimizers, ranks)
         self._graphs: dict[str, Recorded] = {}
         self._steps = {loss: self._step_of(loss, spec) for loss, spec in losses.items()}
         self._counted = next(iter(losses))
@@ -164,7 +165,7 @@ class PolicyLearner:
 
     def set_goal_reward(self, make: Callable[[], GoalReward]) -> None:
         """Give the environment's reward of goals to a buffer that replaces goals."""
-        for module in self._modules.values():
+        for module in self.modules.values():
             if isinstance(module, ReplayBuffer) and module.episodes is not None:
                 module.goal_reward = make()
 
@@ -191,7 +192,7 @@ class PolicyLearner:
             parts = config.num_minibatches if isinstance(config, EpochsConfig) else 1
             batch = batch.first_rows(most_rows(batch.valid, self._ranks, parts))
         context: UpdateContext[Any] = UpdateContext(
-            self.policy, self._modules, config,
+            self.policy, self.modules, config,
             step=self._step,
             recorded=self._recorded,
             minibatch_order=partial(self._minibatch_order, batch),

@@ -15,7 +15,7 @@ from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.models.networks import image_layout
 from headrace.spec import PLAIN, Space
 
-_EPS = 1e-8
+EPS = 1e-8
 CLIP = 10.0
 
 
@@ -61,7 +61,7 @@ class RunningMoments(nn.Module):
 
     def scaling(self) -> tuple[Tensor, Tensor]:
         """Return what to subtract and what to multiply by then, float32."""
-        return self.mean.float(), (self.var + _EPS).rsqrt().float()
+        return self.mean.float(), (self.var + EPS).rsqrt().float()
 
 
 class NormalizeObs(nn.Module):

@@ -234,6 +234,11 @@ def module_section(name: str, module: nn.Module) -> Section:
 
 def restore(sections: Iterable[Section], saved: Checkpoint) -> None:
     """Load every section; CheckpointError if one is missing, or holds what no run writes."""
+    if "counters" not in saved.manifest:
+        raise CheckpointError(
+            f"{saved.path} holds policies alone, and no run to go on with.\n"
+            f"To begin a new run with their weights: headrace train ENV --init-from {saved.path}"
+        )
     with as_written(saved.path):
         for section in sections:
             section.load(*saved.section(section.name))

@@ -17,11 +17,12 @@ from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation, evaluate, play_episode
 from headrace.evaluation.trained_policies import TrainedPolicy, load_policies, load_policy
-from headrace.learner.frozen import random_names
-from headrace.models.custom import ModelFactory
+from headrace.learner.frozen import opponents, random_names
+from headrace.models.custom import ModelFactory, load_model
 from headrace.models.policy import Network
 from headrace.spec import Array
-from headrace.training.job import Job, RunRequest
+from headrace.storage import checkpoint
+from headrace.training.job import Job, RunRequest, evaluated_of_run
 from headrace.training.launch import Launch
 from headrace.training.rank import RunResult
 from headrace.training.reporter import OnUpdate
@@ -232,6 +233,49 @@ def resume(
             RunRequest(changes, env, _several(wrapper), model, algo, eval_env=eval_env),
         )
     )
+
+
+def evaluate_run(
+    run_dir: Path,
+    request: RunRequest,
+    *,
+    best: bool = False,
+    frozen: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Play whole episodes with the policies of a run's directory.
+
+    Args:
+        request: the run's code, if it has some.
+        best: play with the best policies, not with the newest.
+        frozen: policies to replace, as in the setting.
+        **options: of `headrace.evaluation.evaluate.evaluate`, such as `episodes` and `seed`.
+
+    Raises:
+        ConfigError: there is no best policy, or some of the run's code is not named again.
+        CheckpointError: policies cannot be loaded, or are of another environment.
+    """
+    settings, maker, spec = evaluated_of_run(run_dir, request)
+    folder = policies_of(run_dir, best=best)
+    random = random_names(settings.run.frozen)
+    policies, shares = load_policies(folder, request.model, request.algorithm, random)
+    others = opponents(frozen or {}, shares, settings, spec, load_model(request.model))
+    theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
+    checkpoint.check_policies(theirs, spec, run_dir)
+    played = evaluate(policies | others, maker, spec=spec, shares=shares, **options)
+    assert played is not None  # nobody tells it to stop
+    return played
+
+
+def policies_of(run_dir: Path, *, best: bool) -> Path:
+    """Return the directory of a run's newest or best policies; ConfigError if it has no best."""
+    folder = run_dir / "best"
+    if best and run_dir.is_dir() and not folder.is_dir():
+        raise ConfigError(
+            f"{run_dir} has no best policy: it was trained without --eval-every N, or "
+            "ended before the first evaluation.\nLeave out --best to play with the newest one."
+        )
+    return folder if best else run_dir
 
 
 def _finish(result: RunResult) -> Run:

@@ -124,7 +124,7 @@ def run_rank(
         evaluate = stack.enter_context(_evaluations(job, ranks, counters, learner, saver, stop))
         meter.lap("start")
         if is_first:  # what cannot be built was refused before: only a run leaves a config.json
-            rundir.write_config(job.run_dir, _describe(job))
+            rundir.write_config(job.run_dir, describe_job(job))
         _begin_league(league, collector)
         if job.saved is not None and not ranks.is_successor:
             display.say(describe_resume(job, learner, counters, _restored_on_all(ranks, collector)))
@@ -440,7 +440,7 @@ def _other_meters(
     return named
 
 
-def _describe(job: Job) -> dict[str, Any]:
+def describe_job(job: Job) -> dict[str, Any]:
     """Return the content of config.json."""
     return {
         "headrace": headrace.__version__,

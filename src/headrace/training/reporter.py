@@ -206,6 +206,8 @@ def describe_resume(job: Job, learner: Learner, counters: Counters, restored: Re
         f"{learner.version:,} updates. Episodes under way: {restored.set_state} restored, "
         f"{restored.replayed} replayed, {restored.new_episode} begun anew."
     ]
+    if source := job.saved.manifest.get("imported"):
+        lines.append(f"It was imported from {source['from']}: optimizers begin anew.")
     if counters.is_done(run):
         lines.append(
             f"Nothing to do: the goal of {run.total_env_steps:,} env steps or the wanted return "

@@ -4,7 +4,6 @@ Left out: the page (`page.py`).
 """
 
 import functools
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 
 from headrace.storage.files import write_whole
 from headrace.storage.run_dir import writable
+from headrace.storage.toml_text import toml_text
 from headrace.tools.runs.statistics import bootstrap_interval
 from headrace.tuning.plan import Plan, Trial
 from headrace.tuning.population import lineage
@@ -218,9 +218,7 @@ def best_toml(plan: Plan, trials: list[Trial], best: Trial) -> str:
     known = {name: value for name, value in sorted(settings.items()) if value is not None}
     for name in [name for name, value in known.items() if _has_none(value)]:
         about.append(f"Give this yourself, since TOML has no None: {name}={known.pop(name)}")
-    lines = [f"# {line}" for line in about]
-    lines += [f"{name} = {_toml(value)}" for name, value in known.items()]
-    return "\n".join(lines) + "\n"
+    return toml_text(about, known)
 
 
 def write_best(folder: Path, plan: Plan, trials: list[Trial]) -> Path | None:
@@ -291,13 +289,3 @@ def _has_none(value: Any) -> bool:
     if isinstance(value, Mapping):
         value = list(value.values())
     return any(map(_has_none, value)) if isinstance(value, list | tuple) else value is None
-
-
-def _toml(value: Any) -> str:
-    """Format plain data; TOML has lists, text and numbers as JSON has them."""
-    if isinstance(value, Mapping):
-        pairs = (f"{json.dumps(str(key))} = {_toml(each)}" for key, each in value.items())
-        return f"{{ {', '.join(pairs)} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,139 @@
+"""`headrace push` and `headrace pull`: policies that are shared."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.evaluation.evaluate import Evaluation
+from headrace.interop import hub
+from headrace.interop.model_card import Facts, model_card
+from headrace.interop.shared_policy import check_names, names_in, take_over, write_shared
+from headrace.storage import checkpoint
+from headrace.storage import run_dir as rundir
+from headrace.training.api import evaluate_run, policies_of
+from headrace.training.job import RunRequest
+
+EPISODES = 20
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A policy that was shared, at `address`, with the returns that its card tells."""
+
+    address: str
+    played: Evaluation
+    film: Path | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        film = None if self.film is None else str(self.film)
+        return self.played.to_json() | {"address": self.address, "film": film}
+
+    def describe(self) -> str:
+        """Return where it is, and what its card says."""
+        played = self.played.to_json()
+        return (
+            f"Shared: {self.address}\nIts card tells the return "
+            f"{played['mean_return']:.1f} ± {played['std_return']:.1f} over {played['episodes']} "
+            f"episodes, and has {'no film' if self.film is None else f'the film {self.film}'}."
+        )
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A shared policy that was copied and checked."""
+
+    run_dir: Path
+    env: str
+    policies: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return vars(self) | {"run_dir": str(self.run_dir)}
+
+    def describe(self) -> str:
+        """Return where it is, and what can follow."""
+        return (
+            f"Pulled: {self.run_dir} ({', '.join(self.policies)} for {self.env}). All checksums "
+            f"agree.\nIts card: {self.run_dir / 'README.md'}\n"
+            f"To evaluate: headrace eval {self.run_dir}"
+        )
+
+
+def push(
+    run_dir: Path,
+    place: str,
+    request: RunRequest,
+    *,
+    best: bool = False,
+    episodes: int = EPISODES,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda progress: None,
+) -> Pushed:
+    """Share the policies of a run, with the returns that they reach now.
+
+    Args:
+        place: a directory that does not exist, or `hf:USER/NAME`.
+        request: the run's code, if it has some.
+        best: the best policies, not the newest.
+        episodes, seed: of the evaluation.
+
+    Raises:
+        ConfigError: the directory exists, or it is no place.
+        CheckpointError, EnvError: as `headrace eval`.
+        HubError: the hub refuses it.
+    """
+    repo_id = hub.repository(place)
+    api = hub.client(place) if repo_id else None
+    if not repo_id and Path(place).exists():
+        raise ConfigError(f"{place} exists already.\nName another directory: --to DIR.")
+    policies = policies_of(run_dir, best=best)
+    played = evaluate_run(run_dir, request, best=best, episodes=episodes, seed=seed, say=say)
+    films = sorted(run_dir.glob("*.mp4"), key=lambda path: path.stat().st_mtime)
+    film = films[-1] if films else None
+    facts = Facts(
+        rundir.read_config(run_dir), played, seed, place, _env_steps(policies), bool(films)
+    )
+    if api is None:
+        write_shared(run_dir, policies, model_card(facts), film, Path(place))
+        return Pushed(place, played, film)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "policy"
+        write_shared(run_dir, policies, model_card(facts), film, folder)
+        message = f"{facts.config['settings']['algo']} for {facts.config['settings']['env']}"
+        return Pushed(hub.upload(api, repo_id, folder, message), played, film)
+
+
+def _env_steps(policies: Path) -> int:
+    """Return the env steps after which a run's checkpoint was written; 0 if it does not say."""
+    counters = checkpoint.newest(policies).manifest.get("counters", {})
+    return int(counters.get("env_steps", 0))
+
+
+def pull(place: str, run_dir: Path | None = None) -> Pulled:
+    """Copy a shared policy into a new directory, and check it.
+
+    Args:
+        place: a directory, or `hf:USER/NAME`.
+        run_dir: the new directory; default: below `runs/`.
+
+    Raises:
+        CheckpointError: it has unexpected files, which are not read, or is damaged.
+        HubError: the hub has no such repository, or cannot be reached.
+        RunDirError: the new directory exists.
+    """
+    repo_id = hub.repository(place)
+    new = run_dir or rundir.unused(Path(repo_id or place).name)
+    if not repo_id:
+        check_names(names_in(Path(place)), place)
+        manifest = take_over(Path(place), new)
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "policy"
+            hub.download(hub.client(place), repo_id, folder)
+            manifest = take_over(folder, new)
+    env = rundir.read_config(new)["settings"]["env"]
+    return Pulled(new, env, list(manifest["policies"]))

@@ -1,0 +1,321 @@
+"""Policies that are shared: what is written, what is refused, and that they act, learn and play."""
+
+import inspect
+import json
+import shutil
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import headrace
+from headrace.errors import (
+    CheckpointError,
+    ConfigError,
+    HubError,
+    MissingExtraError,
+    RunDirError,
+    install_command,
+)
+from headrace.interop import hub
+from headrace.interop.share import pull, push
+from headrace.storage import checkpoint
+from headrace.training.job import RunRequest
+from tests import python
+
+SMALL = {"num_envs": 4, "num_steps": 32, "num_workers": 0, "quiet": True, "hidden_sizes": (16,)}
+NO_CODE = RunRequest({})
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run with a best policy and a film."""
+    path = tmp_path_factory.mktemp("share") / "run"
+    run = headrace.train(
+        "CartPole-v1", total_env_steps=256, eval_every=128, eval_episodes=2, run_dir=path,
+        shared_trunk=True, checkpoint_every_s=0, **SMALL,
+    )  # fmt: skip
+    run.evaluate(1, video=path / "episode.mp4")
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared(run_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared") / "policy"
+    push(run_dir, str(folder), NO_CODE, episodes=5, seed=7)
+    return folder
+
+
+@pytest.fixture
+def copied(shared, tmp_path):
+    """A copy of the shared policy, to damage."""
+    return shutil.copytree(shared, tmp_path / "copy")
+
+
+def weights(folder):
+    return headrace.load_policy(folder).module.state_dict()
+
+
+def test_a_shared_policy_is_weights_settings_card_and_film(run_dir, shared):
+    names = {path.name for path in shared.iterdir()}
+    expected = {"README.md", "config.json", "manifest.json", "policy_default.safetensors"}
+    assert names == expected | {"film.mp4"}
+    assert (shared / "film.mp4").read_bytes() == (run_dir / "episode.mp4").read_bytes()
+    ours, theirs = weights(shared), weights(run_dir)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_card_tells_returns_that_eval_repeats(shared):
+    card = (shared / "README.md").read_text()
+    _, header, text = card.split("---\n", 2)
+    facts = yaml.safe_load(header)
+    assert facts["library_name"] == "headrace" and "CartPole-v1" in facts["tags"]
+    (result,) = facts["model-index"][0]["results"]
+    done = headrace_eval(shared, "--episodes", 5, "--seed", 7)
+    mean, deviation = done["mean_return"], done["std_return"]
+    assert result["metrics"][0]["value"] == f"{mean:.2f} ± {deviation:.2f}"
+    assert result["dataset"]["name"] == "CartPole-v1"
+    assert f"| 5 | {mean:.2f} ± {deviation:.2f} |" in text
+    assert "for 256 env steps" in text and "[film.mp4](film.mp4)" in text
+    assert "| `hidden_sizes` | `[16]` | given |" in text
+
+
+def headrace_eval(folder, *flags):
+    done = python.run(python.command("eval", folder, "--json", *flags))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_best_policy_is_shared_where_it_is_asked_for(run_dir, tmp_path):
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    shutil.rmtree(copy / "best")
+    with pytest.raises(ConfigError, match="has no best policy"):
+        push(copy, str(tmp_path / "new"), NO_CODE, best=True)
+    first, *_ = sorted((copy / "checkpoints").glob("step_*"))  # others than the newest
+    shutil.copytree(first, copy / "best" / first.name)
+    push(copy, str(tmp_path / "best"), NO_CODE, best=True, episodes=1)
+    ours, best, newest = weights(tmp_path / "best"), weights(first), weights(copy)
+    assert all(torch.equal(ours[name], best[name]) for name in best)
+    assert not all(torch.equal(ours[name], newest[name]) for name in best)
+
+
+def test_a_pulled_policy_acts_plays_and_is_trained_on(run_dir, shared, tmp_path):
+    pulled = pull(str(shared), tmp_path / "mine")
+    assert pulled.env == "CartPole-v1" and pulled.policies == ["default"]
+    obs = np.random.default_rng(1).normal(size=(100, 4)).astype(np.float32)
+    theirs = headrace.load_policy(run_dir)
+    np.testing.assert_array_equal(headrace.load_policy(tmp_path / "mine")(obs), theirs(obs))
+    assert headrace_eval(tmp_path / "mine", "--episodes", 2)["episodes"] == 2
+    command = next(
+        line for line in (shared / "README.md").read_text().splitlines() if "--init-from" in line
+    )
+    words = command.split()[1:]
+    words[words.index("--init-from") + 1] = "mine"
+    flags = (
+        "--total-env-steps",
+        64,
+        "--num-envs",
+        4,
+        "--num-steps",
+        16,
+        "--lr",
+        0,
+        "--run-dir",
+        "on",
+    )
+    done = python.run(python.command(*words, *flags), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, after = weights(tmp_path / "mine"), weights(tmp_path / "on")
+    names = [name for name in before if "normalize" not in name]
+    assert names and all(torch.equal(before[name], after[name]) for name in names)
+
+
+def test_policies_alone_are_no_run_to_resume(shared, tmp_path):
+    pull(str(shared), tmp_path / "mine")
+    with pytest.raises(CheckpointError, match=r"(?s)holds policies alone.*--init-from"):
+        headrace.resume(tmp_path / "mine", total_env_steps=512, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["policy.pkl", "code.py", "policy_default.pt", "sub/policy_x.safetensors"]
+)
+def test_unexpected_files_are_refused_by_name(name, copied, tmp_path):
+    path = copied / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=f"no shared policy of Headrace has: {name[:4]}"):
+        pull(str(copied), tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_link_is_refused(copied, tmp_path):
+    (tmp_path / "elsewhere").write_text("secret")
+    (copied / "README.md").unlink()
+    (copied / "README.md").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"README\.md \(a link\)"):
+        pull(str(copied), tmp_path / "mine")
+
+
+@pytest.mark.parametrize("name", ["policy_default.safetensors", "config.json", "film.mp4"])
+def test_a_damaged_file_is_refused_by_name(name, copied, tmp_path):
+    data = bytearray((copied / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copied / name).write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+        pull(str(copied), tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_weights_that_the_manifest_does_not_name_are_refused(copied, tmp_path):
+    shutil.copyfile(copied / "policy_default.safetensors", copied / "policy_more.safetensors")
+    with pytest.raises(CheckpointError, match="does not name policy_more"):
+        pull(str(copied), tmp_path / "mine")
+
+
+def test_a_changed_manifest_is_refused(copied, tmp_path):
+    text = (copied / "manifest.json").read_text()
+    (copied / "manifest.json").write_text(text.replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
+        pull(str(copied), tmp_path / "mine")
+
+
+def test_another_card_is_no_damage(copied, tmp_path):
+    (copied / "README.md").write_text("changed on the hub")
+    (copied / ".gitattributes").write_text("*.safetensors filter=lfs")
+    assert pull(str(copied), tmp_path / "mine").env == "CartPole-v1"
+
+
+def test_what_exists_is_not_replaced(run_dir, shared, tmp_path):
+    with pytest.raises(ConfigError, match="exists already"):
+        push(run_dir, str(shared), NO_CODE)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunDirError, match="exists already"):
+        pull(str(shared), tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=r"no config\.json and no manifest\.json"):
+        pull(str(tmp_path / "empty"))
+
+
+def test_settings_that_name_directories_stay_here(run_dir, shared, tmp_path):
+    headrace.train(
+        "CartPole-v1", total_env_steps=128, run_dir=tmp_path / "run", init_from=run_dir,
+        shared_trunk=True, **SMALL,
+    )  # fmt: skip
+    push(tmp_path / "run", str(tmp_path / "new"), NO_CODE, episodes=1)
+    assert str(run_dir) not in (tmp_path / "new/config.json").read_text()
+    assert checkpoint.newest(tmp_path / "new").manifest["policies"]
+
+
+@pytest.mark.parametrize("place", ["hf:", "hf:name", "hf:a/b/c", "hf:a/..", "hf:a/b c"])
+def test_a_name_that_is_no_repository_is_refused(place, run_dir):
+    with pytest.raises(ConfigError, match="expected hf:USER/NAME"):
+        pull(place)
+    with pytest.raises(ConfigError, match="expected hf:USER/NAME"):
+        push(run_dir, place, NO_CODE)
+
+
+def test_a_missing_client_is_named_with_its_extra(run_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError) as caught:
+        push(run_dir, "hf:jane/cartpole", NO_CODE)
+    assert install_command("hub") in str(caught.value)
+
+
+class Hub:
+    """Stands for the hub, which tests cannot reach: repositories are directories.
+
+    It takes what the real client takes (`test_the_hub_s_client_takes_what_it_is_given`).
+    """
+
+    def __init__(self, folder):
+        self.folder, self.downloads = folder, []
+
+    def create_repo(self, *, repo_id, repo_type, exist_ok):
+        path = self.folder / repo_id
+        path.mkdir(parents=True, exist_ok=exist_ok)
+        (path / ".gitattributes").touch()
+
+    def list_repo_files(self, *, repo_id, repo_type, revision=None):
+        assert revision in (None, "abc")
+        return sorted(path.name for path in (self.folder / repo_id).iterdir())
+
+    def model_info(self, *, repo_id):
+        return types.SimpleNamespace(sha="abc")
+
+    def hf_hub_download(self, *, repo_id, filename, repo_type, revision):
+        assert revision == "abc"
+        self.downloads.append(filename)
+        return str(self.folder / repo_id / filename)
+
+    def upload_folder(self, *, repo_id, folder_path, repo_type, commit_message, delete_patterns):
+        path = self.folder / repo_id
+        for pattern in delete_patterns:
+            for old in path.glob(pattern):
+                old.unlink()
+        shutil.copytree(folder_path, path, dirs_exist_ok=True)
+
+
+def test_the_way_over_the_hub_is_the_same(run_dir, tmp_path, monkeypatch):
+    fake = Hub(tmp_path)
+    monkeypatch.setattr(hub, "client", lambda place: fake)
+    repository = tmp_path / "jane/cartpole"
+    for _ in range(2):  # a second push replaces the first
+        pushed = push(run_dir, "hf:jane/cartpole", NO_CODE, episodes=1)
+        assert pushed.address == "https://huggingface.co/jane/cartpole"
+        (repository / "policy_old.safetensors").touch()
+    with pytest.raises(CheckpointError, match="does not name policy_old"):
+        pull("hf:jane/cartpole", tmp_path / "mine")
+    push(run_dir, "hf:jane/cartpole", NO_CODE, episodes=1)
+    pull("hf:jane/cartpole", tmp_path / "mine")
+    ours, theirs = weights(tmp_path / "mine"), weights(run_dir)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert "headrace pull hf:jane/cartpole" in (tmp_path / "mine/README.md").read_text()
+    fake.downloads.clear()
+    (repository / "model.pkl").touch()
+    with pytest.raises(CheckpointError, match=r"no shared policy of Headrace has: model\.pkl"):
+        pull("hf:jane/cartpole", tmp_path / "other")
+    assert fake.downloads == []
+    with pytest.raises(CheckpointError, match=r"model\.pkl"):
+        push(run_dir, "hf:jane/cartpole", NO_CODE, episodes=1)
+    assert (repository / "model.pkl").exists()
+
+
+def test_the_hub_s_client_takes_what_it_is_given():
+    client = pytest.importorskip("huggingface_hub").HfApi
+    calls = {
+        "create_repo": {"repo_id", "repo_type", "exist_ok"},
+        "list_repo_files": {"repo_id", "repo_type", "revision"},
+        "model_info": {"repo_id"},
+        "hf_hub_download": {"repo_id", "filename", "repo_type", "revision"},
+        "upload_folder": {
+            "repo_id", "folder_path", "repo_type", "commit_message", "delete_patterns",
+        },
+    }  # fmt: skip
+    for name, arguments in calls.items():
+        assert arguments == set(inspect.signature(getattr(Hub, name)).parameters) - {"self"}, name
+        assert arguments <= set(inspect.signature(getattr(client, name)).parameters), name
+
+
+def test_a_hub_that_cannot_be_reached_is_said(run_dir, tmp_path):
+    client = pytest.importorskip("huggingface_hub").HfApi
+    api = client(endpoint="http://127.0.0.1:9", token="none")
+    with pytest.raises(HubError, match="hf:jane/cartpole"):
+        hub.upload(api, "jane/cartpole", tmp_path, "a policy")
+    with pytest.raises(HubError, match="hf:jane/cartpole"):
+        hub.download(api, "jane/cartpole", tmp_path / "new")
+
+
+def test_the_commands_share_and_get(run_dir, tmp_path):
+    shutil.copytree(run_dir, tmp_path / "run")
+    done = python.run(
+        python.command("push", "run", "--to", "shared", "--episodes", 2, "--json"), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["episodes"] == 2
+    done = python.run(python.command("pull", "shared", "--run-dir", "mine"), cwd=tmp_path)
+    assert (done.returncode, "All checksums agree" in done.stdout) == (0, True)
+    refused = python.run(python.command("pull", "nowhere"), cwd=tmp_path)
+    assert (refused.returncode, "is no directory" in refused.stderr) == (2, True)
