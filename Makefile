@@ -7,7 +7,7 @@ RUN ?= runs/demo-$(NOW)
 
 .PHONY: demo test test-more test-all test-faults test-trackers browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
-.PHONY: presets bench-regression bench-inference bench-lag bench-cluster bench-profile bench-autoscale
+.PHONY: presets bench-regression bench-inference bench-lag bench-cluster bench-profile bench-autoscale release-check
 
 # The installed extras are remembered by a file each, and installed again when the pins change.
 $(VENV)/.%: pyproject.toml constraints.txt
@@ -123,6 +123,10 @@ bench-profile: $(VENV)/.classic-control
 ## Sizes found by measurement beside a full grid of them; half an hour.
 bench-autoscale: $(VENV)/.classic-control $(VENV)/.mujoco $(VENV)/.kernels
 	$(BIN)/python -m benchmarks.autoscale $(if $(TURNS),--turns $(TURNS))
+
+## The wheel and the sdist of HEAD: built, installed on each Python with each extra, used; 20 minutes.
+release-check: $(VENV)/.dev
+	$(BIN)/python -m release $(if $(CUDA_BUILDS),--cuda-builds)
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs dist build .mypy_cache .pytest_cache .ruff_cache

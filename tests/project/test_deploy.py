@@ -9,8 +9,10 @@ import json
 import math
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -19,10 +21,12 @@ import yaml
 
 from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
+from headrace.cli.main import flags_of
 from headrace.config.derive import derive
 from headrace.config.resolve import read_settings, resolve
 from headrace.config.run_config import demands
 from headrace.envs.factory import EnvMaker, env_spec
+from release import artifacts
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -133,6 +137,57 @@ RAY_CLUSTER = only(
     ),
 )
 
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+
+
+def container_pip(*build_args):
+    """What the container file gives to pip, as a shell splits it: defaults, then `--build-arg`s."""
+    defaults = re.findall(r"^ARG (\w+=.+)$", DOCKERFILE, re.M)
+    (command,) = re.findall(r"^RUN (pip .+(?:\n    .+)*)", DOCKERFILE, re.M)
+    shell = "\n".join([*defaults, *build_args, 'pip() { printf "%s\\n" "$@"; }', command])
+    done = subprocess.run(["bash", "-ec", shell], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_container_has_the_cpu_build_of_torch_or_the_one_for_a_gpu():
+    """With the index of CPU builds at hand, pip takes 2.13.0+cpu for torch==2.13.0, as newer."""
+    (for_gpu,) = set(re.findall(r"--build-arg (\S+)", README + DOCKERFILE))
+    index = "https://download.pytorch.org/whl/cpu"
+    cpu, gpu = container_pip(), container_pip(for_gpu)
+    assert f"torch=={PINNED['torch']}+cpu" in cpu
+    assert cpu[cpu.index("--extra-index-url") + 1] == index
+    assert "torch" in gpu
+    assert not [word for word in gpu if "index" in word or "+cpu" in word]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for words in (cpu, gpu):
+        (ours,) = [word for word in words if word.startswith("/headrace[")]
+        assert set(ours.partition("[")[2].strip("]").split(",")) <= set(
+            known["optional-dependencies"]
+        )
+    assert container_pip("EXTRAS=mujoco")[-1] == "/headrace[mujoco]"
+
+
+@pytest.mark.more
+def test_what_the_container_file_copies_is_enough_to_install(tmp_path):
+    root = tmp_path / "image"
+    (root / "headrace").mkdir(parents=True)
+    for line in re.findall(r"^COPY (.+)$", DOCKERFILE, re.M):
+        *names, to = line.split()
+        for name in names:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, root / to.strip("/"))
+    words = container_pip()
+    assert (root / words[words.index("-c") + 1].strip("/")).read_text()
+    artifacts.build_wheel(root / "headrace", tmp_path / "dist", "--no-isolation")
+    assert len(list((tmp_path / "dist").glob("*.whl"))) == 1
+
+
+def test_what_the_container_is_run_with_is_a_command_of_headrace():
+    commands = re.findall(r"^#   docker run .+ headrace:\w+ headrace (.+)$", DOCKERFILE, re.M)
+    assert len(commands) == 2
+    for verb, *argv in map(shlex.split, commands):
+        parse(verb, "", flags_of(verb), argv)
+
 
 def test_ray_takes_the_aws_file():
     """In a process of its own: importing Ray reads variables for good."""
@@ -165,8 +220,7 @@ def test_what_aws_machines_install_is_sent_to_them():
     needed = {"src", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
     assert sent == needed | {"~/.ray/auth_token"}
     assert all((ROOT / name).exists() for name in needed)
-    dockerfile = (DEPLOY / "Dockerfile").read_text()
-    assert set(re.search(r"COPY (.*) /headrace/\n", dockerfile)[1].split()) == needed - {"src"}
+    assert set(re.search(r"COPY (.*) /headrace/\n", DOCKERFILE)[1].split()) == needed - {"src"}
 
 
 def test_kuberay_takes_the_kubernetes_file():
