@@ -20,18 +20,19 @@ PAGES = (
     "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md", "benchmarks/README.md",
     "docs/*.md", "docs/migrate/*.md",
 )  # fmt: skip
-SHOWN = ("benchmarks/results/**/*.png", "docs/**/*.png", "examples/*.py")
+SHOWN = (
+    "benchmarks/results/**/*.png", "benchmarks/results/*.mp4", "docs/*.png", "docs/migrate/*.png",
+    "examples/*.py",
+)  # fmt: skip
 
 
 def lay_out(source: Path) -> None:
     """Write all that Sphinx reads below `source`, a new folder."""
-    built = HERE.parent / "_build"
     for pattern in (*PAGES, *SHOWN):
         for path in ROOT.glob(pattern):
-            if not path.is_relative_to(built):
-                copy = source / path.relative_to(ROOT)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, copy)
+            copy = source / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
     shutil.copy2(HERE / "index.md", source)
     reference.write(source / "reference")
 

@@ -51,6 +51,20 @@ class LinksToSource(SphinxPostTransform):
                     link.replace_self([*link.children] or nodes.literal(path, path))
 
 
+class Titles(SphinxPostTransform):
+    """Gives links whose text is a page's file name the page's title as their text."""
+
+    default_priority = 8
+
+    def run(self, **_: Any) -> None:
+        """Replace these texts on one page."""
+        for link in [*self.document.findall(addnodes.pending_xref)]:
+            target = str(link["reftarget"])
+            if link["refdomain"] == "doc" and link.astext().endswith(".md"):
+                title = nodes.inline("", self.env.titles[target].astext())
+                link.replace(link[0], title)
+
+
 class Colons(SphinxPostTransform):
     """Puts a colon between an argument and its meaning, where Sphinx has two hyphens."""
 
@@ -77,5 +91,6 @@ def show_code(*event: Any) -> None:
 def setup(app: Sphinx) -> None:
     """Let Sphinx know of the above."""
     app.add_post_transform(LinksToSource)
+    app.add_post_transform(Titles)
     app.add_post_transform(Colons)
     app.connect("autodoc-process-docstring", show_code, priority=400)  # before napoleon

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import tyro
+
 import headrace
 from headrace.algos.base import AlgorithmConfig
 from headrace.algos.schedules import Schedule, ScheduleByPoints
@@ -38,6 +40,7 @@ class Entry:
     Attributes:
         values: what a value may be, in words.
         metavar: what stands for a value on the command line; empty for a switch.
+        place: what stands for a value that has its place in the usage; empty for a flag.
     """
 
     name: str
@@ -45,7 +48,7 @@ class Entry:
     values: str
     metavar: str
     text: str
-    positional: bool
+    place: str
 
 
 def write(folder: Path) -> None:
@@ -67,8 +70,8 @@ def commands() -> Iterator[str]:
         flags = flags_of(verb)
         listed = _own_first(with_changes(flags) if verb == "resume" else flags)
         takes_settings = issubclass(flags, SettingsVerb)
-        names = [entry.metavar for entry in listed if entry.positional]
-        usage = ["headrace", verb, *(["ENV"] if takes_settings else names), "[flags]"]
+        places = [entry.place for entry in listed if entry.place]
+        usage = ["headrace", verb, *(["ENV"] if takes_settings else places), "[flags]"]
         yield from ("", f"## {verb}", "", text, "", "```", " ".join(usage), "```", "")
         if takes_settings:
             yield "Besides these flags it takes all [settings](settings.md), and those of its"
@@ -143,21 +146,23 @@ def entries(cls: type[Any]) -> list[Entry]:
 def _own_first(flags: type[Any]) -> list[Entry]:
     """Return a verb's flags: what is no flag first, and last those of many verbs."""
     order = [name for base in flags.__mro__ for name in inspect.get_annotations(base)]
-    return sorted(entries(flags), key=lambda e: (not e.positional, order.index(e.name)))
+    return sorted(entries(flags), key=lambda e: (not e.place, order.index(e.name)))
 
 
 def _entry(f: Field[Any], hint: Any, text: str) -> Entry:
     metadata = getattr(hint, "__metadata__", ())
     plain = hint.__origin__ if get_origin(hint) is Annotated else hint
     said = [m.metavar for m in metadata if getattr(m, "metavar", None)]
-    positional = any("Positional" in repr(m) for m in metadata)
     default = f.default if f.default_factory is MISSING else f.default_factory()
     auto = next((m.auto for m in metadata if isinstance(m, Between)), None)
     given = "auto" if auto is not None and default == auto else _shown(default)
     if any(getattr(m, "help_behavior_hint", "") == "(default: as before)" for m in metadata):
         given = "as before"
     metavar = str(said[0]) if said else _metavar(plain)
-    return Entry(f.name, given, _values(plain, metadata), metavar, text, positional)
+    place = ""
+    if tyro.conf.Positional in metadata:
+        place = metavar if default is MISSING else f"[{metavar}]"
+    return Entry(f.name, given, _values(plain, metadata), metavar, text, place)
 
 
 def _shown(default: Any) -> str:
@@ -206,7 +211,7 @@ def _metavar(hint: Any) -> str:
 
 def _flag_row(entry: Entry) -> list[str]:
     flag = "--" + entry.name.replace("_", "-")
-    if entry.positional:
+    if entry.place:
         words = f"`{entry.metavar}`"
     elif entry.metavar:
         words = f"`{flag}` `{entry.metavar}`"
