@@ -219,7 +219,8 @@ def write(folders, found, outdated):
         | {f"algo-{algo}": _panels(of, peers) for algo, of in by_algorithm(found).items()},
         folders.results,
     )
-    pictures.draw_compared(compared(found), folders.results / "compared.png")
+    if side_by_side := compared(found):
+        pictures.draw_compared(side_by_side, folders.results / "compared.png")
     folders.page.write_text(text(folders, found, outdated))
     choose = folders.page.with_name("choose.md")
     if choose.exists():

@@ -29,8 +29,8 @@ def draw(pictures, folder):
 
 def draw_compared(tasks, path):
     """Draw a panel for each environment, with a line for each algorithm: the mean of its seeds."""
-    columns = min(4, len(tasks)) or 1
-    rows = -(-len(tasks) // columns) or 1
+    columns = min(4, len(tasks))
+    rows = -(-len(tasks) // columns)
     figure = library().figure.Figure(figsize=(3 * columns, 2.4 * rows), layout="constrained")
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     lines = {}
@@ -44,8 +44,7 @@ def draw_compared(tasks, path):
         axes.grid(alpha=0.3)
     for axes in grid[len(tasks) :]:
         axes.set_axis_off()
-    if lines:
-        figure.legend(lines.values(), lines, loc="outside lower center", ncols=9, fontsize=8)
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=9, fontsize=8)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
@@ -55,9 +54,7 @@ def _mean_curve(runs):
         dict(zip(run["curve"]["env_steps"], run["curve"]["mean_return"], strict=True))
         for run in runs
     ]
-    shared = [
-        step for step in curves[0] if all(curve.get(step) is not None for curve in curves)
-    ]
+    shared = [step for step in curves[0] if all(curve.get(step) is not None for curve in curves)]
     return shared, [statistics.fmean(curve[step] for curve in curves) for step in shared]
 
 

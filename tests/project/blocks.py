@@ -2,12 +2,12 @@
 
 A mark is an HTML comment in the line before a block. Neither GitHub nor the site shows it:
 
-    <!-- run -->                                      the block is run as it is
-    <!-- run: 50_000 -> 1024; ENV -> CartPole-v1 -->  the same, with other words in these places
+    <!-- run -->                           the block is run as it is
+    <!-- run: ENV -> CartPole-v1; A -> B -->    the same, with other words in these places
     <!-- run
-    headrace train CartPole-v1 --run-dir runs/NAME    these lines, in the block's language, come first
+    headrace train ... --run-dir runs/NAME     these lines come first, in the block's language
     -->
-    <!-- save as room.py -->                           the block is a file that later blocks use
+    <!-- save as room.py -->               the block is a file that later blocks use
 
 The blocks of a page are run in their order, in one folder, each in a process of its own. In shell
 blocks `$REPOSITORY` is the folder of the source.
