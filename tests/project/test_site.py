@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import headrace
+from headrace.algos.critics.shared import WithCritics
 from headrace.cli import flags as cli_flags
 from headrace.cli.main import VERBS, flags_of
 from headrace.config.algorithms import ALGORITHMS
@@ -89,6 +90,23 @@ def test_each_public_name_is_in_the_reference(reference):
     text = (reference / "python.md").read_text()
     for name in headrace.__all__:
         assert re.search(rf"headrace\.{name}\b", text), name
+
+
+def test_the_page_on_algorithms_has_all_of_them_and_says_which_take_a_core():
+    page = (ROOT / "docs/choose.md").read_text().partition("What each takes:")[2]
+    said = {}
+    for names, actions, core, _ in re.findall(
+        r"^\| (.*`.*) \| (.*) \| (.*) \| (.*) \|$", page, re.M
+    ):
+        said |= dict.fromkeys(re.findall(r"`(\w+)`", names), (actions, core != "-"))
+    assert {name: core for name, (_, core) in said.items()} == {
+        name: algorithm.recurrent for name, algorithm in ALGORITHMS.items()
+    }
+    choices = {name for name, (actions, _) in said.items() if actions != "bounded Box"}
+    of_critics = {name: of for name, of in ALGORITHMS.items() if isinstance(of, WithCritics)}
+    assert {name for name in of_critics if name in choices} == {
+        name for name, of in of_critics.items() if of.takes_choices
+    }
 
 
 class Links(html.parser.HTMLParser):
