@@ -12,16 +12,19 @@ from headrace.errors import HeadraceError
 from tests.project.blocks import ROOT, SHELL, Block, blocks, pages, run
 
 FIRST = ("README.md",)
-"""What `make test` runs; the others are run by `make test-more`."""
+"""What `make test` runs; the others are run by `make test-more`, or, of these, `make test-all`."""
+SLOW = ("leagues", "offline", "profile", "scaling", "tag")
 
 
 def marked():
-    named = {str(path.relative_to(ROOT)): path for path in pages()}
-    return [
-        pytest.param(path, id=name, marks=[] if name in FIRST else [pytest.mark.more])
-        for name, path in named.items()
-        if any(block.mark == "run" for block in blocks(path))
-    ]
+    found = []
+    for path in pages():
+        name, marks = str(path.relative_to(ROOT)), []
+        if name not in FIRST:
+            marks = [pytest.mark.more, *([pytest.mark.slow] if path.stem in SLOW else [])]
+        if any(block.mark == "run" for block in blocks(path)):
+            found.append(pytest.param(path, id=name, marks=marks))
+    return found
 
 
 @pytest.mark.timeout(600)

@@ -103,14 +103,6 @@ def test_every_metric_is_defined_in_the_docs(tmp_path, algo):
         assert f"`{name}`" in text, f"{name} is not defined in docs/ppo.md"
 
 
-def test_readme_s_python_runs(tmp_path):
-    """The first block of Python in the README, as it stands, with fewer steps."""
-    (code, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    code = re.sub(r"total_env_steps=[\d_]+", "total_env_steps=1024", code)
-    done = python.run([sys.executable, "-c", code], cwd=tmp_path, timeout=100)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("given", ["", "ACTIVE"])
 def test_threads_that_wait_give_their_core_up_unless_the_user_says_otherwise(given):
     code = "import headrace, os, sys; assert 'torch' not in sys.modules; "
