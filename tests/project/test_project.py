@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import headrace
-from tests import python
 
 ROOT = Path(__file__).parents[2]
 
