@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NOW := $(shell date +%Y%m%d-%H%M%S)
 RUN ?= runs/demo-$(NOW)
 
-.PHONY: demo test test-more test-all test-faults test-trackers browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
+.PHONY: demo docs docs-links test test-more test-all test-faults test-trackers browser gpu clean bench bench-install bench-kernels bench-tag bench-limits bench-cartpole
 .PHONY: bench-cheetah bench-atari bench-uneven bench-start bench-guards bench-learners
 .PHONY: presets bench-regression bench-inference bench-lag bench-cluster bench-profile bench-autoscale release-check
 
@@ -20,6 +20,14 @@ demo: $(VENV)/.demo
 	$(BIN)/headrace train CartPole-v1 --seed 1 --run-dir $(RUN)
 	$(BIN)/headrace plot $(RUN)
 	$(BIN)/headrace eval $(RUN) --episodes 20 --video $(RUN)/agent.mp4
+
+## The documentation as a site, below docs/_build/html; a warning or a link that leads nowhere is an error.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/site/build.py
+
+## Do the addresses that the documentation names answer? Needs the network.
+docs-links: $(VENV)/.docs
+	$(BIN)/python docs/site/build.py --builder linkcheck
 
 # Each file runs in one of three processes: tests wait for others, so two would leave the cores idle.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
@@ -129,4 +137,4 @@ release-check: $(VENV)/.dev
 	$(BIN)/python -m release $(if $(CUDA_BUILDS),--cuda-builds)
 
 clean:
-	rm -rf $(VENV) benchmarks/.venvs dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) benchmarks/.venvs dist build docs/_build .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,7 @@
-"""The page docs/presets.md and its pictures, from the results alone.
+"""The page docs/presets.md and the table of docs/choose.md, from the results alone.
 
-Published returns are those of `headrace.catalog`; reasons are in `notes.toml`. Left out: training.
+Published returns are those of `headrace.catalog`; reasons are in `notes.toml`. Left out: training,
+and drawing (`pictures.py`).
 """
 
 import os
@@ -8,10 +9,11 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.presets import pictures
 from benchmarks.presets.results import PEER, RANDOM, is_comparable, mean_and_error, read_others
 from benchmarks.presets.tasks import tasks
+from benchmarks.table import filled_in
 from headrace.catalog.returns import Published, format_return, format_steps, published
-from headrace.tools.plotting import library
 
 NOTES = Path(__file__).with_name("notes.toml")
 
@@ -72,6 +74,21 @@ def by_family(found):
         if task.name in found:
             grouped.setdefault(task.family, {})[task.name] = found[task.name]
     return grouped
+
+
+def by_algorithm(found):
+    """Results by algorithm and task, with the settings of presets; PPO's are the whole page."""
+    grouped = {}
+    for of in by_family(found).values():
+        for name, task in of.items():
+            if task["algo"] != "ppo" and task["label"] in ("", "rainbow"):
+                grouped.setdefault(task["algo"], {})[name] = task
+    return grouped
+
+
+def _panels(of, peers):
+    """What `pictures.draw` takes of some tasks: title, runs, and the return beside them."""
+    return [(_title(task), task["runs"], theirs_of(task, peers)) for task in of.values()]
 
 
 def _title(task):
@@ -161,30 +178,27 @@ def places(machines):
     return "; ".join(f"{key} ({n} run{'s' if n > 1 else ''})" for key, n in counts.items())
 
 
-def draw(found, peers, folder):
-    """Draw a picture per family: a panel per task, a line per seed; dashed: as `theirs_of`."""
-    for family, of in by_family(found).items():
-        columns = min(4, len(of))
-        rows = -(-len(of) // columns)
-        figure = library().figure.Figure(figsize=(3 * columns, 2.2 * rows), layout="constrained")
-        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for axes, task in zip(panels, of.values(), strict=False):
-            _panel(axes, task, theirs_of(task, peers))
-        for axes in panels[len(of) :]:
-            axes.set_axis_off()
-        figure.savefig(folder / f"{family}.png", dpi=90, metadata={"Software": None})
+def compared(found):
+    """By environment, its tasks of several algorithms: what docs/choose.md sets side by side."""
+    by_env = {}
+    for of in by_family(found).values():
+        for task in of.values():
+            if not task["label"] or task["label"] == "rainbow":
+                by_env.setdefault(task["env"], {})[task["label"] or task["algo"]] = task
+    return {env: of for env, of in by_env.items() if len(of) > 1}
 
 
-def _panel(axes, task, theirs):
-    for run in task["runs"]:
-        axes.plot(
-            run["curve"]["env_steps"], run["curve"]["mean_return"], color="#0b4f8a", alpha=0.7
-        )
-    if theirs is not None:
-        axes.axhline(theirs.mean_return, color="#d95f02", linestyle="--", linewidth=1)
-    axes.set_title(_title(task), fontsize=7)
-    axes.tick_params(labelsize=6)
-    axes.grid(alpha=0.3)
+def comparison(found):
+    """The table of docs/choose.md."""
+    lines = ["| environment | algorithm | evaluated | env steps | s |", "|---" * 5 + "|"]
+    for env, of in compared(found).items():
+        for algo, task in of.items():
+            means = [run["evaluation"]["mean_return"] for run in task["runs"]]
+            steps = max(run["env_steps"] for run in task["runs"])
+            seconds = sum(run["wall_s"] for run in task["runs"]) / len(means)
+            mean = format_return(mean_and_error(means)[0])
+            lines.append(f"| {env} | {algo} | {mean} | {steps:,} | {seconds:,.0f} |")
+    return "\n".join(lines)
 
 
 def text(folders, found, outdated):
@@ -198,6 +212,16 @@ def text(folders, found, outdated):
 
 
 def write(folders, found, outdated):
-    """Write the page and its pictures."""
-    draw(found, read_others(folders.results, PEER), folders.results)
+    """Write the page and its pictures, and the table of docs/choose.md beside it."""
+    peers = read_others(folders.results, PEER)
+    pictures.draw(
+        {family: _panels(of, peers) for family, of in by_family(found).items()}
+        | {f"algo-{algo}": _panels(of, peers) for algo, of in by_algorithm(found).items()},
+        folders.results,
+    )
+    if side_by_side := compared(found):
+        pictures.draw_compared(side_by_side, folders.results / "compared.png")
     folders.page.write_text(text(folders, found, outdated))
+    choose = folders.page.with_name("choose.md")
+    if choose.exists():
+        choose.write_text(filled_in(choose.read_text(), comparison(found), "compared"))

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.presets import __main__ as script
 from benchmarks.presets import page, results, runs
 from benchmarks.presets.tasks import AN_HOUR, ELSEWHERE, Task, chosen, tasks
+from benchmarks.table import filled_in
 from headrace.catalog.families import families
 from headrace.catalog.returns import Published
 from headrace.errors import UsageError
@@ -92,6 +93,22 @@ def test_the_table_is_made_of_the_results(tmp_path):
     assert json.loads(folders.own_returns.read_text()) == {}  # `headrace list` has today's alone
 
 
+def test_algorithms_on_one_environment_are_set_side_by_side(tmp_path):
+    folders, other = runs.trial(tmp_path), Task("classic-control", "CartPole-v1", algo="dqn")
+    choose = folders.page.with_name("choose.md")
+    choose.write_text("Before.\n<!-- compared:begin -->\nold\n<!-- compared:end -->\nAfter.\n")
+    results.add_seed(folders.results, CARTPOLE, seed(1, 480.0))
+    results.add_seed(folders.results, other, seed(1, 470.0) | {"env_steps": 50_048})
+    script.write(folders)
+    assert (
+        "| CartPole-v1 | ppo | 480 | 99,840 | 16 |\n| CartPole-v1 | dqn | 470 | 50,048 | 16 |"
+        in (choose.read_text())
+    )
+    assert "old" not in choose.read_text() and choose.read_text().endswith("After.\n")
+    pictures = {path.stem for path in folders.results.glob("*.png")}
+    assert pictures == {"classic-control", "algo-dqn", "compared"}
+
+
 def test_a_seed_without_an_ended_episode_is_kept_and_left_out_of_the_mean(tmp_path, capsys):
     folders, done = runs.trial(tmp_path), Future()
     folders.run_dir(CARTPOLE, 1).mkdir(parents=True)
@@ -131,6 +148,8 @@ def test_the_page_and_own_returns_are_what_the_script_makes_of_the_results(tmp_p
     found = results.read(runs.HERE.results)
     outdated = runs.outdated(found)
     assert runs.HERE.page.read_text() == page.text(runs.HERE, found, outdated)
+    choose = runs.HERE.page.with_name("choose.md").read_text()
+    assert choose == filled_in(choose, page.comparison(found), "compared")
     current = {name: task for name, task in found.items() if name not in outdated}
     results.write_own_returns(tmp_path / "own.json", current)
     assert runs.HERE.own_returns.read_text() == (tmp_path / "own.json").read_text()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import headrace
-from tests import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,14 +100,6 @@ def test_every_metric_is_defined_in_the_docs(tmp_path, algo):
     text = (ROOT / "docs/ppo.md").read_text()
     for name in seen | set(run.summary) | set(SPANS):
         assert f"`{name}`" in text, f"{name} is not defined in docs/ppo.md"
-
-
-def test_readme_s_python_runs(tmp_path):
-    """The first block of Python in the README, as it stands, with fewer steps."""
-    (code, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    code = re.sub(r"total_env_steps=[\d_]+", "total_env_steps=1024", code)
-    done = python.run([sys.executable, "-c", code], cwd=tmp_path, timeout=100)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("given", ["", "ACTIVE"])
