@@ -15,9 +15,8 @@ from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, TrackedVerb, Verb
 from headrace.config.resolve import read_config_file
 from headrace.config.run_config import Frozen, KeyValues
-from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import evaluate as run_episodes
-from headrace.evaluation.trained_policies import load_policies
+from headrace.evaluation.trained_policies import best_of, load_policies
 from headrace.learner.frozen import opponents, random_names
 from headrace.models.custom import load_model
 from headrace.storage import checkpoint
@@ -160,15 +159,10 @@ class _Eval(RunVerb):
 
     def execute(self, argv: list[str]) -> None:
         request = self.request({})
-        best = self.run_dir / "best"
-        if self.best and self.run_dir.is_dir() and not best.is_dir():
-            raise ConfigError(
-                f"{self.run_dir} has no best policy: it was trained without --eval-every N, or "
-                "ended before the first evaluation.\nLeave out --best to play with the newest one."
-            )
+        directory = best_of(self.run_dir) if self.best else self.run_dir
         settings, maker, spec = evaluated_of_run(self.run_dir, request)
         policies, shares = load_policies(
-            best if self.best else self.run_dir,
+            directory,
             request.model,
             request.algorithm,
             random_names(settings.run.frozen),

@@ -40,6 +40,7 @@ VERBS = {
     "sweep": "Train all combinations of some settings, each with several seeds.",
     "plan": "Find which machines to rent for a goal, and what they cost.",
     "report": "Write a run to one HTML page: curves, time, faults, settings.",
+    "export": "Write a policy to one file, ONNX or torch.export's, that runs without Headrace.",
     "track": "Send a run's metrics to Trackio, MLflow or Weights & Biases.",
     "doctor": "Show what this machine has, and which packages each extra lacks.",
 }
@@ -55,6 +56,7 @@ HOMES = {
     **dict.fromkeys(("check-env", "doctor", "eval", "resume", "train"), "commands"),
     **dict.fromkeys(("sweep", "tune"), "tuning_commands"),
     **dict.fromkeys(("exploit", "tournament"), "league_commands"),
+    "export": "interop_commands",
 }
 """All verbs -> their file in `cli/`."""
 
