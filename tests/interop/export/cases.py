@@ -119,20 +119,26 @@ Case = tuple[str, str, str]
 EACH = ("PPO, Discrete", "Box of numbers", "none")
 
 
-def is_possible(head: str, core: str) -> bool:
-    return core == "none" or ALGORITHMS[HEADS[head].algo].recurrent
+SAME_NETWORK = {
+    "A2C, Discrete", "IMPALA, Discrete", "APPO, Box", "BC, Discrete", "BC, Box", "TQC, Box",
+    "REDQ, Box", "DroQ, Box", "DDPG, Box", "TD3+BC, Box", "CQL, Discrete", "IQL, Box",
+}  # fmt: skip
+"""Heads with the network of another head: tried with one kind of observation."""
+
+
+def is_tried(head: str, observation: str, core: str) -> bool:
+    has_core = core == "none" or ALGORITHMS[HEADS[head].algo].recurrent
+    return has_core and (head not in SAME_NETWORK or observation == EACH[1])
 
 
 def cases() -> list[Case]:
-    """All of them. First those in which two of the three names are the first ones."""
-    found = [
-        case for case in itertools.product(HEADS, OBSERVATIONS, CORES) if is_possible(*case[::2])
-    ]
+    """All of them. First those in which two of the three names are the usual ones."""
+    found = [case for case in itertools.product(HEADS, OBSERVATIONS, CORES) if is_tried(*case)]
 
-    def novelty(case: Case) -> int:
+    def unusual(case: Case) -> int:
         return sum(name != usual for name, usual in zip(case, EACH, strict=True))
 
-    return sorted(found, key=novelty)
+    return sorted(found, key=unusual)
 
 
 def spec_of(head: Head, observation: Space) -> EnvSpec:
@@ -192,12 +198,15 @@ def observations(policy: Any, count: int, seed: int = 1) -> Any:
 
 
 def measured() -> dict[str, Any]:
-    """Export every case, greedy and stochastic, and return what the checks found, as plain data."""
+    """Export every case, and return what the checks found, as plain data.
+
+    Greedy, and with one kind of observation stochastic as well: noise and encoder never meet.
+    """
     rows = []
     for case in cases():
         with tempfile.TemporaryDirectory() as folder:
             saved = save(Path(folder), case)
-            for stochastic in (False, True):
+            for stochastic in (False, True)[: 1 + (case[1] == EACH[1])]:
                 result = headrace.export_policy(saved, stochastic=stochastic)
                 rows.append(
                     {

@@ -48,10 +48,7 @@ def program_of(module: ExportedPolicy, example: Mapping[str, Tensor]) -> Exporte
     for strict in (False, True):
         try:
             with quiet(), torch.no_grad():
-                program = torch.export.export(
-                    module, (inputs,), dynamic_shapes=shapes, strict=strict
-                )
-                return program.run_decompositions({})
+                return torch.export.export(module, (inputs,), dynamic_shapes=shapes, strict=strict)
         except Exception as error:  # of many types, which depend on the user's code
             first_error = first_error or error
     assert first_error is not None
@@ -59,8 +56,9 @@ def program_of(module: ExportedPolicy, example: Mapping[str, Tensor]) -> Exporte
 
 
 def save(program: ExportedProgram, output: io.BytesIO, metadata: str) -> None:
-    """Write a program with its metadata."""
+    """Write a program with its metadata. Composed operations, such as an LSTM's, are taken apart."""
     with quiet():
+        program = program.run_decompositions({})
         torch.export.save(program, output, extra_files={METADATA_FILE: metadata})
 
 
@@ -113,7 +111,8 @@ def not_traced(error: Exception, frames: Iterable[tuple[str, int]]) -> ExportErr
 
 def _frames_of(error: BaseException) -> list[tuple[str, int]]:
     """Return (file, line) of an error's stack; those that its message quotes come last."""
-    found = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    stack = traceback.extract_tb(error.__traceback__)
+    found = [(frame.filename, frame.lineno or 0) for frame in stack]
     return found + frames_in(str(error))
 
 

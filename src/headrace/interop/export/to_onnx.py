@@ -1,10 +1,11 @@
 """ONNX: a program in the form that other runtimes take, and onnxruntime, which runs it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from headrace.catalog import extras
@@ -16,7 +17,8 @@ from headrace.spec import Array
 
 OPSET = 18
 """The version of ONNX's operators: the oldest that torch's exporter writes."""
-_LACKING = {torch.ops.aten.special_ndtri.default: ndtri}
+_LACKING: dict[Any, Callable[..., Tensor]] = {torch.ops.aten.special_ndtri.default: ndtri}
+"""Operations that ONNX lacks, by others."""
 _MOST_BYTES = (1 << 31) - 1  # of one file, by ONNX's format
 
 
@@ -36,8 +38,9 @@ def to_onnx(program: ExportedProgram, module: ExportedPolicy, metadata: Mapping[
     Raises:
         ExportError: ONNX lacks an operation of the network, or the file would be too large.
     """
-    with quiet():
-        program = program.run_decompositions(_LACKING)
+    if any(node.target in _LACKING for node in program.graph.nodes):
+        with quiet():
+            program = program.run_decompositions(_LACKING)
     try:
         with quiet():
             converted: Any = torch.onnx.export(
