@@ -131,14 +131,23 @@ def is_tried(head: str, observation: str, core: str) -> bool:
     return has_core and (head not in SAME_NETWORK or observation == EACH[1])
 
 
+SOME = [
+    EACH,
+    ("DQN, Discrete, masked", "image, nature", "none"),
+    ("PPO, Dict with Tuple, masked", "Dict with Tuple and image", "lstm"),
+    ("SAC, Box", "Box of numbers", "gru"),
+    ("TD3, Box", "image, impala", "none"),
+]
+
+
 def cases() -> list[Case]:
-    """All of them. First those in which two of the three names are the usual ones."""
-    found = [case for case in itertools.product(HEADS, OBSERVATIONS, CORES) if is_tried(*case)]
+    """All of them: `SOME`, then those in which two of the three names are the usual ones."""
+    tried = [case for case in itertools.product(HEADS, OBSERVATIONS, CORES) if is_tried(*case)]
 
     def unusual(case: Case) -> int:
         return sum(name != usual for name, usual in zip(case, EACH, strict=True))
 
-    return sorted(found, key=unusual)
+    return [*SOME, *sorted(set(tried) - set(SOME), key=lambda case: (unusual(case), case))]
 
 
 def spec_of(head: Head, observation: Space) -> EnvSpec:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.batch import each
+from headrace.interop.export.module import ExportedPolicy
 from headrace.models.policy import torch_seed
 from headrace.spec import ActionCodec, nested
 from tests.interop.export import cases
@@ -24,11 +24,6 @@ def session_of(path):
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
 
-def metadata_of(path):
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return session.get_modelmeta().custom_metadata_map
-
-
 def flat(action, prefix="action"):
     """The arrays of a nested action, by the names that outputs have."""
     if isinstance(action, dict | tuple):
@@ -37,15 +32,12 @@ def flat(action, prefix="action"):
     return {prefix: np.asarray(action)}
 
 
-def inputs_of(obs, mask_key="action_mask"):
-    """Stored observations as the file takes them, and as the environment nests them."""
+def inputs_of(obs):
+    """Stored observations, by the names of inputs."""
     if not isinstance(obs, dict):
-        return {"obs": obs.numpy()}, None
-    mask = obs.get(mask_key)
-    named = {f"obs.{key}" if key else "obs": part.numpy() for key, part in obs.items()}
-    if mask is not None:
-        named["action_mask"] = named.pop(f"obs.{mask_key}")
-    return named, None if mask is None else mask.numpy()
+        return {"obs": obs.numpy()}
+    names = {"": "obs", "action_mask": "action_mask"}
+    return {names.get(key, f"obs.{key}"): part.numpy() for key, part in obs.items()}
 
 
 def assert_same(given, own):
@@ -56,30 +48,37 @@ def assert_same(given, own):
         np.testing.assert_array_equal(given, own)
 
 
-@repeats("case", cases.cases(), keep=9, few=60, ids=lambda case: ", ".join(case))
+def as_env_gives(policy, obs):
+    """Stored observations, nested as the environment nests them, and the mask."""
+    if not isinstance(obs, dict):
+        return obs.numpy(), None
+    arrays = {key: part.numpy() for key, part in obs.items()}
+    mask = arrays.get("action_mask")
+    return arrays[""] if "" in arrays else nested(policy.spec.observation, arrays), mask
+
+
+@repeats("case", cases.cases(), keep=len(cases.SOME), few=60, ids=lambda case: ", ".join(case))
 def test_a_file_acts_as_the_policy_step_by_step(case, tmp_path):
     saved = cases.save(tmp_path, case)
     result = headrace.export_policy(saved)
-    policy = headrace.load_policy(saved)
-    spec, session = policy.spec, session_of(result.path)
-    state = np.zeros((ROWS, policy.state_size), np.float32)
-    memory = {"state": state} if policy.state_size else {}
+    policy, session = headrace.load_policy(saved), session_of(result.path)
+    memory = {}
+    if policy.state_size:
+        memory = {"state": np.zeros((ROWS, policy.state_size), np.float32)}
+    assert bool(memory) == (case[2] != "none")
     for seed in (1, 2):
         obs = cases.observations(policy, ROWS, seed)
-        inputs, mask = inputs_of(obs)
-        seen = {key: part.numpy() for key, part in obs.items()} if isinstance(obs, dict) else obs
-        own = policy(
-            nested(spec.observation, seen) if "" not in (seen if isinstance(seen, dict) else ())
-            else seen[""], mask,
-        )  # fmt: skip
-        given = session(inputs | memory)
+        own = policy(*as_env_gives(policy, obs))
+        given = session(inputs_of(obs) | memory)
         for name, part in flat(own).items():
             assert_same(given[name], part)
         memory = {"state": given["next_state"]} if memory else {}
-    assert bool(memory) == (case[2] != "none")
 
 
-@repeats("head", cases.HEADS, keep=3)
+STOCHASTIC = ("PPO, Box", "PPO, Discrete, masked", "SAC, Box")
+
+
+@repeats("head", dict.fromkeys((*STOCHASTIC, *cases.HEADS)), keep=len(STOCHASTIC))
 def test_with_the_same_noise_a_stochastic_file_draws_what_the_policy_does(head, tmp_path):
     saved = cases.save(tmp_path, (head, "Box of numbers", "none"))
     result = headrace.export_policy(saved, stochastic=True)
@@ -92,13 +91,13 @@ def test_with_the_same_noise_a_stochastic_file_draws_what_the_policy_does(head, 
         greedy = policy.module.act_greedily(obs)["action"].numpy()
     assert not np.array_equal(action, greedy)
     codec = ActionCodec(policy.spec.action)
-    given = session_of(result.path)(inputs_of(obs)[0] | {"noise": noise.numpy()})
+    given = session_of(result.path)(inputs_of(obs) | {"noise": noise.numpy()})
     for name, part in flat(codec.batched(codec.to_env(action))).items():
         assert_same(given[name], part)
     # What is not in (0, 1) takes no forbidden choice, and gives no infinite number.
     for edge in (0.0, 1.0):
         ends = session_of(result.path)(
-            inputs_of(obs)[0] | {"noise": np.full_like(noise.numpy(), edge)}
+            inputs_of(obs) | {"noise": np.full_like(noise.numpy(), edge)}
         )
         for part in json.loads(result.metadata["outputs"]):
             assert np.isfinite(ends[part["name"]]).all()
@@ -157,12 +156,10 @@ def test_an_agent_s_index_is_an_input_and_the_state_of_the_game_is_not(tmp_path)
 
 
 def test_exporting_changes_nothing_of_the_policy(tmp_path):
-    from headrace.interop.export.module import ExportedPolicy
-
     policy = headrace.load_policy(cases.save(tmp_path, cases.EACH, precision="bf16"))
     before = {name: tensor.clone() for name, tensor in policy.module.state_dict().items()}
     module = ExportedPolicy(policy, stochastic=True, value=True)
-    obs = each(lambda o: o, cases.observations(policy, ROWS))
+    obs = cases.observations(policy, ROWS)
     module({"obs": obs, "noise": torch.full((ROWS, 1), 0.5)})
     after = policy.module.state_dict()
     assert before.keys() == after.keys()
