@@ -5,7 +5,6 @@
 
 import itertools
 import json
-import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -140,14 +139,20 @@ SOME = [
 ]
 
 
+def unusual(case: Case) -> int:
+    """How many of the three names are not the usual ones."""
+    return sum(name != usual for name, usual in zip(case, EACH, strict=True))
+
+
 def cases() -> list[Case]:
     """All of them: `SOME`, then those in which two of the three names are the usual ones."""
     tried = [case for case in itertools.product(HEADS, OBSERVATIONS, CORES) if is_tried(*case)]
-
-    def unusual(case: Case) -> int:
-        return sum(name != usual for name, usual in zip(case, EACH, strict=True))
-
     return [*SOME, *sorted(set(tried) - set(SOME), key=lambda case: (unusual(case), case))]
+
+
+def pairs() -> list[Case]:
+    """Those in which one of the three names is the usual one: all pairs of the others."""
+    return [case for case in cases() if unusual(case) < 3]
 
 
 def spec_of(head: Head, observation: Space) -> EnvSpec:
@@ -206,60 +211,65 @@ def observations(policy: Any, count: int, seed: int = 1) -> Any:
     return random_observations(policy.spec, policy.module, count, seed)
 
 
-def measured() -> dict[str, Any]:
-    """Export every case, and return what the checks found, as plain data.
+def measure() -> None:
+    """Export all pairs, and write what the checks find to RESULTS.
 
-    Greedy, and with one kind of observation stochastic as well: noise and encoder never meet.
+    Greedy, and with one kind of observation stochastic as well: noise and encoder never meet. Cases
+    that the file has are left out, so that what was stopped goes on; remove it to begin anew.
     """
-    rows = []
-    for case in cases():
+    results = {"machine": machine(), "cases": []}
+    if RESULTS.exists():
+        results = json.loads(RESULTS.read_text())
+    done = [tuple(row["case"]) for row in results["cases"]]
+    for case in (case for case in pairs() if case not in done):
         with tempfile.TemporaryDirectory() as folder:
             saved = save(Path(folder), case)
-            for stochastic in (False, True)[: 1 + (case[1] == EACH[1])]:
-                result = headrace.export_policy(saved, stochastic=stochastic)
-                rows.append(
-                    {
-                        "case": list(case),
-                        "stochastic": stochastic,
-                        "checks": [check.to_json() for check in result.checks],
-                    }
-                )
-                print(*case, result.checks[0].describe(), sep=", ", file=sys.stderr)
-    return {"machine": machine(), "cases": rows}
+            modes = (False, True) if case[1:] == EACH[1:] else (False,)
+            for stochastic in modes:
+                [check] = headrace.export_policy(saved, stochastic=stochastic).checks
+                row = {"case": case, "stochastic": stochastic, "check": check.to_json()}
+                results["cases"].append(row)
+                print(*case, check.describe(), sep=", ")
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def table(results: dict[str, Any]) -> str:
-    """The table of docs/export.md: a row for each head, a column for each observation."""
-    lines = ["| | " + " | ".join(OBSERVATIONS) + " |", "|---" * (len(OBSERVATIONS) + 1) + "|"]
+    """The tables of docs/export.md: heads with observations, heads with cores, and the figures."""
+    seen = {tuple(row["case"]) for row in results["cases"]}
+    columns = [*OBSERVATIONS, *(core.upper() for core in CORES[1:])]
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for head in HEADS:
-        cells = []
-        for observation in OBSERVATIONS:
-            of = [row for row in results["cases"] if row["case"][:2] == [head, observation]]
-            cores = [core for core in CORES if any(row["case"][2] == core for row in of)]
-            names = ", ".join(core.upper() for core in cores if core != "none")
-            cells.append(f"yes{f', {names}' if names else ''}" if cores else "no")
-        lines.append(f"| {head} | " + " | ".join(cells) + " |")
-    checks = [check for row in results["cases"] for check in row["checks"]]
+        cells = [(head, observation, "none") in seen for observation in OBSERVATIONS]
+        cells += [(head, EACH[1], core) in seen for core in CORES[1:]]
+        same = head in SAME_NETWORK
+        words = ["yes" if cell else "same" if same and i else "no" for i, cell in enumerate(cells)]
+        words[-2:] = ["yes" if cell else "none" for cell in cells[-2:]]
+        lines.append(f"| {head} | " + " | ".join(words) + " |")
+    checks = [row["check"] for row in results["cases"]]
     total = {
         name: sum(check[name] for check in checks)
         for name in ("rows", "identical", "within_rounding", "ties", "different")
     }
-    largest = {
-        name: max(check["largest_difference"].get(name, 0.0) for check in checks)
-        for name in ("action", "params", "next_state")
-    }
-    lines += [
-        "",
-        f"{len(results['cases'])} files, greedy and stochastic, were compared with their policies on "
-        f"{total['rows']:,} random observations: {total['identical']:,} actions were equal to the "
-        f"bit, {total['within_rounding']:,} more (of numbers) within rounding, {total['ties']:,} "
-        f"were ties that rounding decides, {total['different']:,} differed. The largest "
-        f"|difference| was {largest['action']:.1e} of actions, {largest['params']:.1e} of "
-        f"parameters, and {largest['next_state']:.1e} of recurrent states.",
-    ]
-    return "\n".join(lines)
+
+    def largest(kind: str) -> str:
+        found = [
+            difference
+            for check in checks
+            for name, difference in check["largest_difference"].items()
+            if name.startswith(kind)
+        ]
+        return f"{max(found):.1e}"
+
+    return "\n".join(lines) + (
+        f"\n\n{len(checks)} files were compared with their policies on {total['rows']:,} random "
+        f"observations in all: {total['identical']:,} actions were equal to the bit,\n"
+        f"{total['within_rounding']:,} more, of numbers, within rounding; {total['ties']:,} were "
+        f"ties that rounding decides; {total['different']:,} differed. The largest |difference| was\n"
+        f"{largest('action')} of actions that are numbers, {largest('params')} of parameters, and "
+        f"{largest('next_state')} of recurrent states."
+    )
 
 
 if __name__ == "__main__":
-    RESULTS.write_text(json.dumps(measured(), indent=1) + "\n")
+    measure()
     PAGE.write_text(filled_in(PAGE.read_text(), table(json.loads(RESULTS.read_text())), "covered"))

@@ -96,14 +96,17 @@ def quiet() -> Iterator[None]:
 
 def not_traced(error: Exception, frames: Iterable[tuple[str, int]]) -> ExportError:
     """Return the error that names the user's line: the innermost of the frames (file, line)."""
-    said = re.sub(r"\x1b\[\d*m", "", str(error)).strip().partition("\n\n")[0]
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    said = str(first).strip().partition("\n\n")[0]
     lines = [frame for frame in frames if _is_of_user(frame[0])]
     place = "in Headrace's own network"
     if lines:
         file, line = lines[-1]
         place = f"at {file}:{line}\n    {linecache.getline(file, line).strip()}"
     return ExportError(
-        f"This network cannot be exported, {place}\n{type(error).__name__}: {said}\n"
+        f"This network cannot be exported, {place}\n{type(first).__name__}: {said}\n"
         "Expected a network that torch.export can trace for a batch of any size: tensor operations "
         "that ONNX has, no Python branch on a value, no NumPy, no size of the batch as a number."
     )

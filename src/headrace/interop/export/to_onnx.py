@@ -1,5 +1,6 @@
 """ONNX: a program in the form that other runtimes take, and onnxruntime, which runs it."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,9 @@ class OnnxSession:
 
 def _frames_of_node(program: ExportedProgram, said: str) -> list[tuple[str, int]]:
     """Return the stack of the operation that an error's message names."""
-    for node in program.graph.nodes:
-        if f"%{node.name} :" in said:
+    named = re.search(r"translating node %(\w+) .*?target=torch\.ops\.\w+\.(\w+)", said)
+    for node in program.graph.nodes if named else ():
+        # The exporter has taken operations apart meanwhile: `special_sin` may have become `sin`.
+        if named and (node.name == named[1] or named[2] in str(node.target)):
             return frames_in(node.meta.get("stack_trace") or "")
     return []
