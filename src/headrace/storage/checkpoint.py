@@ -326,7 +326,7 @@ def policy_name(saved: Checkpoint, wanted: str | None) -> str:
     raise CheckpointError(
         f"{saved.path} holds the policies {' and '.join(names)}{missing}.\nName one: load_policy("
         f'directory, policy="{names[0]}"), export --policy {names[0]}, or --frozen '
-        f'{wanted or "NAME"}=RUN_DIR:{names[0]}.'
+        f"{wanted or 'NAME'}=RUN_DIR:{names[0]}."
     )
 
 

@@ -112,7 +112,9 @@ def test_the_page_s_program_plays_where_headrace_and_torch_are_not(run, tmp_path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     policy = run.policy
-    [(_, own)] = episodes(lambda: gym.make("CartPole-v1"), lambda obs, _: policy(obs), policy.reset, 1)
+    [(_, own)] = episodes(
+        lambda: gym.make("CartPole-v1"), lambda obs, _: policy(obs), policy.reset, 1
+    )
     assert float(done.stdout) == own
     assert len(RUNNER.splitlines()) < 36
 

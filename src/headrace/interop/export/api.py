@@ -80,7 +80,9 @@ class Exported:
             lines.append(f"{side}:")
             for array in json.loads(self.metadata[side]):
                 shape = ", ".join(map(str, array["shape"]))
-                lines.append(f"  {array['name']:<12} {array['dtype']} [{shape}]: {array['meaning']}")
+                lines.append(
+                    f"  {array['name']:<12} {array['dtype']} [{shape}]: {array['meaning']}"
+                )
         lines.append(f"Compared with the policy, by {self.checked_by}:")
         lines += [f"  {check.describe()}" for check in self.checks]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])

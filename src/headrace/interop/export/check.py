@@ -183,7 +183,9 @@ class Comparer:
         worst = int(status.argmax())
         if status[worst] != _DIFFERENT:
             return ""
-        pairs = [(part.name, given[part.name][worst], own[part.name][worst]) for part in self._parts]
+        pairs = [
+            (part.name, given[part.name][worst], own[part.name][worst]) for part in self._parts
+        ]
         return f"Row {worst}: " + "; ".join(
             f"{name} is {a.tolist()}, and the policy's {b.tolist()}" for name, a, b in pairs
         )
