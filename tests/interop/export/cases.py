@@ -264,8 +264,9 @@ def table(results: dict[str, Any]) -> str:
         f"\n\n{len(checks)} files were compared with their policies on {total['rows']:,} random "
         f"observations in all: {total['identical']:,} actions were equal to the bit,\n"
         f"{total['within_rounding']:,} more, of numbers, within rounding; {total['ties']:,} were "
-        f"ties that rounding decides; {total['different']:,} differed. The largest |difference| was\n"
-        f"{largest('action')} of actions that are numbers, {largest('params')} of parameters, and "
+        f"ties that rounding decides; {total['different']:,} differed.\nThe largest "
+        f"|difference| was {largest('action')} of actions that are numbers, "
+        f"{largest('params')} of parameters, and "
         f"{largest('next_state')} of recurrent states."
     )
 

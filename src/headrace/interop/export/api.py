@@ -106,15 +106,14 @@ def export_policy(
     """Write a policy to one file that runs without Headrace, and check the file.
 
     The file maps the environment's own observations to its own actions, both `[batch, ...]`, with
-    normalizers, the bounds of actions and all else inside, in fp32. docs/export.md names the arrays
-    and has a program that runs such a file. Nothing of the run is changed.
+    normalizers and the bounds of actions inside, in fp32. docs/export.md names the arrays.
 
     Args:
         run_dir: of a run, or a checkpoint.
         output: file to write; default: `policy.onnx` or `policy.pt2` in the directory that the
-            policy comes from, with the policy's name if there are several.
+            policy comes from, with its name if there are several.
         format: `onnx`, or `torch-export`: a program that `torch.export.load` reads.
-        best: export the best policy that `eval_every` kept, not the newest.
+        best: the best policy that `eval_every` kept, not the newest.
         policy: name, in a run with several.
         stochastic: draw actions from `noise`, one more input, as in training; default: the
             likeliest.

@@ -1,8 +1,8 @@
 """Compares an exported policy with the policy itself, row by row.
 
-Actions that are choices must be equal, but for ties: choices between which rounding decides. Actions
-that are numbers, and all other outputs, must be equal within rounding. Left out: what the policy
-observes (`observations.py`).
+Actions that are choices must be equal, but for ties: choices between which rounding decides.
+Actions that are numbers, and all other outputs, must be equal within rounding. Left out: what the
+policy observes (`observations.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -121,11 +121,14 @@ class Comparer:
             status = np.maximum(status, _status(part, given[part.name], own[part.name], may_be))
         others = [name for name in (PARAMS, VALUE, NEXT_STATE) if name in given and name in own]
         compared = [part.name for part in self._parts if part.space.kind == "box"] + others
-        counts = np.bincount(status, minlength=4).tolist()
+        identical, rounded, ties, different = np.bincount(status, minlength=4).tolist()
         return Comparison(
             of,
             num_rows,
-            *counts,
+            identical,
+            rounded,
+            ties,
+            different,
             {name: float(_differences(given[name], own[name]).max()) for name in compared},
             tuple(name for name in others if not _within_rounding(given[name], own[name]).all()),
             self._example_of(status, given, own),
@@ -226,4 +229,5 @@ def _within_rounding(given: Array, own: Array) -> Array:
     # The least number stands for what a mask forbids
     usual = np.abs(own[np.abs(own) < 1e30])
     largest = usual.max(initial=1.0)
-    return _differences(given, own) <= _TOLERANCE * largest
+    within: Array = _differences(given, own) <= _TOLERANCE * largest
+    return within

@@ -35,24 +35,28 @@ def random_observations(spec: EnvSpec, policy: Policy, num_rows: int, seed: int)
 
 
 def _elements(space: Space, num_rows: int, random: np.random.Generator) -> Array:
+    found: Array
     shape = (num_rows, *space.shape)
     if space.nvec:
-        choices = random.random(shape) * np.reshape(space.nvec, space.shape)
-        return np.floor(choices).astype(np.int64) + np.reshape(space.start, space.shape)
-    if space.kind == "multi_binary" or space.dtype == "bool":
-        return random.integers(0, 2, shape)
-    if space.dtype == "float32":
+        choices = np.floor(random.random(shape) * np.reshape(space.nvec, space.shape))
+        found = choices + np.reshape(space.start, space.shape)
+    elif space.kind == "multi_binary" or space.dtype == "bool":
+        found = random.integers(0, 2, shape)
+    elif space.dtype == "float32":
         deviation = np.resize(_DEVIATIONS, num_rows).reshape(-1, *(1 for _ in space.shape))
-        return random.standard_normal(shape) * deviation
-    info = np.iinfo(space.dtype)
-    most = 255 if space.dtype == "uint8" else min(_MOST_OF_INTEGERS, info.max)
-    return random.integers(max(-most, info.min), most + 1, shape)
+        found = random.standard_normal(shape) * deviation
+    else:
+        info = np.iinfo(space.dtype)
+        most = 255 if space.dtype == "uint8" else min(_MOST_OF_INTEGERS, info.max)
+        found = random.integers(max(-most, info.min), most + 1, shape)
+    return found
 
 
 def _as_seen(normalizer: NormalizeObs, key: str, array: Array) -> Array:
     """Return numbers of mean 0 with the mean and deviation that the normalizer has seen."""
-    mean, scale = normalizer.of(key).scaling()
-    return array / scale.numpy() + mean.numpy()
+    mean, scale = (each.numpy() for each in normalizer.of(key).scaling())
+    seen: Array = array / scale + mean
+    return seen
 
 
 def _masks(nvec: tuple[int, ...], num_rows: int, random: np.random.Generator) -> Array:

@@ -70,7 +70,7 @@ class OnnxSession:
     """A file, loaded by onnxruntime on the CPU."""
 
     def __init__(self, file: Path) -> None:
-        import onnxruntime
+        import onnxruntime  # type: ignore[import-untyped]
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors only
