@@ -28,7 +28,7 @@ from headrace.interop.export.module import has_value, in_fp32
 from headrace.interop.export.observations import inputs_of, noise_for, states_for
 from headrace.spec import ActionCodec, Array, getter
 
-_TOLERANCE = 1e-5  # of rounding, as a part of an output's largest number, if that is above 1
+_TOLERANCE = 1e-4  # of rounding, as a part of an output's largest number, if that is above 1
 _ROWS_ALONE = 3  # are computed one by one, as a batch of another size
 _IDENTICAL, _ROUNDED, _TIE, _DIFFERENT = range(4)
 
@@ -208,8 +208,9 @@ def _status(part: ActionPart, given: Array, own: Array, may_be: Sequence[Array])
     if given.dtype != own.dtype or given.shape != own.shape:
         return np.full(len(own), _DIFFERENT)
     if part.space.kind == "box":
-        equal, less = given == own, _within_rounding(given, own)
-        status = np.where(equal, _IDENTICAL, np.where(less, _ROUNDED, _DIFFERENT))
+        # A wide range of actions widens what rounding makes of the parameters as well.
+        less = np.any([_within_rounding(given, each) for each in may_be], axis=0)
+        status = np.where(given == own, _IDENTICAL, np.where(less, _ROUNDED, _DIFFERENT))
     else:
         tie = np.any([given == each for each in may_be], axis=0)
         status = np.where(given == own, _IDENTICAL, np.where(tie, _TIE, _DIFFERENT))
