@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from headrace.envs.kernels.env import uniform as uniform
     from headrace.errors import HeadraceError as HeadraceError
     from headrace.evaluation.trained_policies import load_policy as load_policy
+    from headrace.interop.export.api import export_policy as export_policy
     from headrace.models.custom import num_params as num_params
     from headrace.models.policy import Network as Network
     from headrace.spec import EnvSpec as EnvSpec
@@ -85,6 +86,7 @@ _HOME = {
     "autoscale": "headrace.tools.autoscale.autoscale",
     "call_envs": "headrace.envs.changes",
     "check_env": "headrace.envs.check.checker",
+    "export_policy": "headrace.interop.export.api",
     "load_policy": "headrace.evaluation.trained_policies",
     "load_runs": "headrace.tools.runs.records",
     "num_params": "headrace.models.custom",

@@ -74,6 +74,10 @@ class NonFiniteError(HeadraceError):
     """NaN or infinity in the loss, a gradient or a parameter; training stopped."""
 
 
+class ExportError(HeadraceError):
+    """A policy that cannot be exported, or an exported file that does not do what it does."""
+
+
 class TrackerError(HeadraceError):
     """A tracker that cannot be reached, or refuses what it is given."""
 

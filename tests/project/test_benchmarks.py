@@ -17,6 +17,7 @@ from benchmarks import (
     cheetah,
     cluster,
     dqn,
+    export,
     front_page,
     guards,
     inference,
@@ -438,3 +439,13 @@ def test_the_plain_ppo_does_all_of_its_work_on_halfcheetah():
     flags = ["--work", "cheetah", "--env-steps", str(steps), "--threads", "1"]
     plain = Contestant("plain", [sys.executable, "-m", "benchmarks.peers.plain_ppo", *flags])
     assert take_turn(plain, Work(steps))["mean_return"] < 1000
+
+
+@pytest.mark.more
+def test_a_call_of_an_exported_file_is_timed_beside_the_policy_s():
+    name = "CartPole-v1, PPO, LSTM of 64"
+    row = export.measure(name, turns=2, calls=3)
+    assert [len(row["us"][who]) for who in (export.FILE, export.POLICY)] == [2, 2]
+    assert all(check["ok"] for check in row["check"])
+    row["us"] = {export.FILE: [2.0, 4.0, 3.0], export.POLICY: [30.0, 15.0, 45.0]}
+    assert f"| {name} | 3 | 30 | 10.0 |" in export.tables({"rows": [row]})

@@ -1,5 +1,6 @@
-"""The verbs that take over what other libraries have made, and share policies; their flags."""
+"""The verbs that import from other libraries, export policies and share them; and their flags."""
 
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from headrace.cli.commands import RunVerb
 from headrace.cli.verbs import JsonVerb, OptionalPath, Verb
 from headrace.config.run_config import KeyValues
 from headrace.errors import ConfigError
+from headrace.interop.export.api import Format, export_policy
 from headrace.interop.import_sb3 import import_sb3
 from headrace.interop.import_zoo import import_zoo
 from headrace.interop.sb3_settings import DEFAULTS
@@ -108,6 +110,49 @@ class _Pull(JsonVerb):
         self.answer(pulled.to_json(), pulled.describe())
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Export(RunVerb):
+    best: bool = False
+    """Export the best policy that --eval-every kept, not the newest."""
+    policy: Annotated[str, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = ""
+    """The policy, in a run with several."""
+    stochastic: bool = False
+    """Draw actions as in training, from `noise`, which is one more input of the file. Default: the
+    likeliest."""
+    value: bool = False
+    """Have the file give the value of each observation, too."""
+    format: Format = "onnx"
+    """onnx, or torch-export: a program that torch.export.load reads."""
+    output: Annotated[
+        Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
+    ] = None
+    """File to write. Default: policy.onnx or policy.pt2 in the run's directory (with --best, in its
+    best/), with the policy's name if there are several."""
+
+    def execute(self, argv: list[str]) -> None:
+        """Write the file, check it, and print the result."""
+        with contextlib.redirect_stdout(self.out):  # an environment may print
+            exported = export_policy(
+                self.run_dir,
+                self.output,
+                format=self.format,
+                best=self.best,
+                policy=self.policy or None,
+                stochastic=self.stochastic,
+                value=self.value,
+                env=self.env or None,
+                eval_env=self.eval_env or None,
+                wrapper=self.wrapper,
+                model=self.model or None,
+                algo=self.algo or None,
+            )
+        self.answer(exported.to_json(), exported.describe())
+
+
 FLAGS: dict[str, type[Verb]] = {
-    "import-sb3": _ImportSb3, "import-zoo": _ImportZoo, "push": _Push, "pull": _Pull,
-}  # fmt: skip
+    "export": _Export,
+    "import-sb3": _ImportSb3,
+    "import-zoo": _ImportZoo,
+    "push": _Push,
+    "pull": _Pull,
+}

@@ -40,6 +40,7 @@ VERBS = {
     "sweep": "Train all combinations of some settings, each with several seeds.",
     "plan": "Find which machines to rent for a goal, and what they cost.",
     "report": "Write a run to one HTML page: curves, time, faults, settings.",
+    "export": "Write a policy to one file, ONNX or torch.export's, that runs without Headrace.",
     "import-sb3": "Make a run of a model of Stable-Baselines3: to evaluate, to train on.",
     "import-zoo": "Make a --config file of RL Zoo's settings.",
     "push": "Share a policy, with a card that tells its returns.",
@@ -59,7 +60,7 @@ HOMES = {
     **dict.fromkeys(("check-env", "doctor", "eval", "resume", "train"), "commands"),
     **dict.fromkeys(("sweep", "tune"), "tuning_commands"),
     **dict.fromkeys(("exploit", "tournament"), "league_commands"),
-    **dict.fromkeys(("import-sb3", "import-zoo", "pull", "push"), "interop_commands"),
+    **dict.fromkeys(("export", "import-sb3", "import-zoo", "pull", "push"), "interop_commands"),
 }
 """All verbs -> their file in `cli/`."""
 

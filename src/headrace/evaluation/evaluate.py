@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace import batch
+from headrace.batch import Obs
 from headrace.collectors.api import ShouldStop
 from headrace.collectors.rollout import FixedActors, at_once, rollout
 from headrace.collectors.watchdog import Watchdog
@@ -35,6 +36,7 @@ from headrace.spec import GAMES, Agents, Array, EnvSpec
 
 _NUM_STEPS = 64
 _MAX_ENVS = 32
+_ENVS_OBSERVED = 8
 _SAY_EVERY_S = 5.0
 _MAX_STEPS_WITHOUT_END = 200_000  # of each env
 _MAX_STEPS_KEPT = 100_000
@@ -129,6 +131,30 @@ def evaluate(
         tuple(e.num_steps for e in kept),
         dict(zip(players.names, by_policy, strict=False)),
     )
+
+
+@torch.no_grad()
+def observations_of(
+    policy: Policies,
+    maker: EnvMaker,
+    *,
+    spec: EnvSpec,
+    shares: Mapping[str, Agents] | None = None,
+    num_envs: int = _ENVS_OBSERVED,
+    num_steps: int = _NUM_STEPS,
+    seed: int = 0,
+) -> dict[str, Obs]:
+    """Play, with sampled actions, and return what each policy observes: `[rows, ...]` by name.
+
+    Raises:
+        UsageError: a negative seed.
+        EnvError: the environment failed.
+    """
+    players = _Players(policy, shares, num_envs, num_steps, seed=seed, stochastic=True)
+    with contextlib.closing(_vector(players, maker, spec, num_envs, seed, None)) as vector:
+        players.play(vector)
+        vector.finish()
+    return players.observations()
 
 
 def _whole_episodes(
@@ -293,6 +319,14 @@ class _Players:
             fragment.recurrent_state[0] = fragment.recurrent_state[1]
         self.steps += taken
         return taken == self._num_steps
+
+    def observations(self) -> dict[str, Obs]:
+        """Return the observations of the steps that were just played, by policy, `[rows, ...]`."""
+        found = dict[str, Obs]()
+        for name, fragment in zip(self.names, self._fragments, strict=True):
+            real = fragment.valid.nonzero(as_tuple=True)
+            found[name] = batch.each(lambda o, rows=real: o[rows], fragment.obs)
+        return found
 
     def _actor(self, policy: Plays, vector: VectorEnv, part: Agents) -> Actor:
         if isinstance(policy, ScriptedPolicy):

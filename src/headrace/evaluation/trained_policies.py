@@ -165,6 +165,17 @@ class TrainedPolicy:
         return [self._memory]
 
 
+def best_of(run_dir: Path) -> Path:
+    """Return the directory of the best policy that a run has kept; ConfigError if there is none."""
+    best = run_dir / "best"
+    if run_dir.is_dir() and not best.is_dir():
+        raise ConfigError(
+            f"{run_dir} has no best policy: it was trained without --eval-every N, or ended before "
+            "the first evaluation.\nLeave out --best to have the newest one."
+        )
+    return best
+
+
 def load_policy(
     directory: str | Path,
     model: str | ModelFactory | None = None,

@@ -8,12 +8,13 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation
+from headrace.evaluation.trained_policies import best_of
 from headrace.interop import hub
 from headrace.interop.model_card import Facts, model_card
 from headrace.interop.shared_policy import check_names, names_in, take_over, write_shared
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
-from headrace.training.api import evaluate_run, policies_of
+from headrace.training.api import evaluate_run
 from headrace.training.job import RunRequest
 
 EPISODES = 20
@@ -90,7 +91,7 @@ def push(
     api = hub.client(place) if repo_id else None
     if not repo_id and Path(place).exists():
         raise ConfigError(f"{place} exists already.\nName another directory: --to DIR.")
-    policies = policies_of(run_dir, best=best)
+    policies = best_of(run_dir) if best else run_dir
     played = evaluate_run(run_dir, request, best=best, episodes=episodes, seed=seed, say=say)
     films = sorted(run_dir.glob("*.mp4"), key=lambda path: path.stat().st_mtime)
     film = films[-1] if films else None

@@ -183,7 +183,7 @@ class ImageEncoder(nn.Module):
         batch = obs.shape[: obs.dim() - self._num_dims]
         rows = obs.reshape(-1, *obs.shape[obs.dim() - self._num_dims :])
         images = rows.permute(0, *(d + 1 for d in self._layout.order)).reshape(
-            len(rows), self._layout.channels, self._layout.height, self._layout.width
+            rows.shape[0], self._layout.channels, self._layout.height, self._layout.width
         )
         if obs.dtype == torch.uint8:
             # channels-last before float: a quarter of the bytes to move

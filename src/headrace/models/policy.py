@@ -282,6 +282,10 @@ class Policy(nn.Module):
             outputs = self.model.heads(hidden, *self.game_state(obs))  # type: ignore[operator]
             return self._masked(obs, *outputs)
 
+    def use_fp32(self) -> None:
+        """Compute products in fp32 from now on, whatever the network's `precision` is."""
+        self._bf16 = False
+
     def _precision(self) -> contextlib.AbstractContextManager[None]:
         return autocast(next(self.parameters()).device, on=self._bf16)
 

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,6 +53,17 @@ class Checkpoint:
 
     path: Path
     manifest: dict[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the manifest, which has those of all files."""
+        return digest(self.manifest)
+
+    @property
+    def env_steps(self) -> int | None:
+        """Env steps of the run until then; None: its directory has another name than at first."""
+        step = re.fullmatch(r"step_(\d{12})", self.path.resolve().name)
+        return int(step[1]) if step else None
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of one of its files; CheckpointError if there are none."""
@@ -318,7 +330,8 @@ def policy_name(saved: Checkpoint, wanted: str | None) -> str:
     missing = f", none of the name {wanted!r}" if wanted else ""
     raise CheckpointError(
         f"{saved.path} holds the policies {' and '.join(names)}{missing}.\nName one: load_policy("
-        f'directory, policy="{names[0]}"), or --frozen {wanted or "NAME"}=RUN_DIR:{names[0]}.'
+        f'directory, policy="{names[0]}"), export --policy {names[0]}, or --frozen '
+        f"{wanted or 'NAME'}=RUN_DIR:{names[0]}."
     )
 
 

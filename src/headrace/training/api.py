@@ -16,7 +16,7 @@ from headrace.configclass import explicit_values
 from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation, evaluate, play_episode
-from headrace.evaluation.trained_policies import TrainedPolicy, load_policies, load_policy
+from headrace.evaluation.trained_policies import TrainedPolicy, best_of, load_policies, load_policy
 from headrace.learner.frozen import opponents, random_names
 from headrace.models.custom import ModelFactory, load_model
 from headrace.models.policy import Network
@@ -256,7 +256,7 @@ def evaluate_run(
         CheckpointError: policies cannot be loaded, or are of another environment.
     """
     settings, maker, spec = evaluated_of_run(run_dir, request)
-    folder = policies_of(run_dir, best=best)
+    folder = best_of(run_dir) if best else run_dir
     random = random_names(settings.run.frozen)
     policies, shares = load_policies(folder, request.model, request.algorithm, random)
     others = opponents(frozen or {}, shares, settings, spec, load_model(request.model))
@@ -265,17 +265,6 @@ def evaluate_run(
     played = evaluate(policies | others, maker, spec=spec, shares=shares, **options)
     assert played is not None  # nobody tells it to stop
     return played
-
-
-def policies_of(run_dir: Path, *, best: bool) -> Path:
-    """Return the directory of a run's newest or best policies; ConfigError if it has no best."""
-    folder = run_dir / "best"
-    if best and run_dir.is_dir() and not folder.is_dir():
-        raise ConfigError(
-            f"{run_dir} has no best policy: it was trained without --eval-every N, or "
-            "ended before the first evaluation.\nLeave out --best to play with the newest one."
-        )
-    return folder if best else run_dir
 
 
 def _finish(result: RunResult) -> Run:
