@@ -262,32 +262,32 @@ def blocks(page, section, language):
     return [code for language_of, code in found if language_of == language]
 
 
-def environment(steps):
+@functools.cache
+def environment():
     """Return the variables of a process that finds the environment of the examples."""
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), str(ROOT)])}
-    return variables | ({"STEPS": str(steps)} if steps else {})
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), str(ROOT)])}
 
 
-def commands(block, tmp_path, steps=0):
+def commands(block, tmp_path):
     """Run a block of `headrace` commands, as a shell would. Return what the last one printed."""
-    block = re.sub(r"\$\{STEPS:-(\d+)\}", lambda default: str(steps or default[1]), block)
     for line in block.replace("\\\n", "").splitlines():
         program, *words = shlex.split(line)
         assert program == "headrace"
-        done = python.run(python.command(*words), cwd=tmp_path, env=environment(steps), timeout=280)
+        command = python.command(*words)
+        done = python.run(command, cwd=tmp_path, env=environment(), timeout=280)
         assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def script(block, tmp_path, steps, interpreter=None, flags=()):
+def script(block, tmp_path, interpreter=None, flags=()):
     """Run a block of Python as a script, here or with another interpreter. Return its output."""
     (tmp_path / "train.py").write_text(block)
     if interpreter is None:
         command = [sys.executable, "train.py"]
-        done = python.run(command, cwd=tmp_path, env=environment(steps), timeout=280)
+        done = python.run(command, cwd=tmp_path, env=environment(), timeout=280)
     else:
         done = subprocess.run(
-            [interpreter, "train.py", *flags], cwd=tmp_path, env=environment(steps),
+            [interpreter, "train.py", *flags], cwd=tmp_path, env=environment(),
             capture_output=True, text=True, timeout=280,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -298,11 +298,8 @@ def printed_return(text):
     return float(re.findall(r"(?:mean return|Return) (-?[\d.]+)", text)[-1])
 
 
-AT_RANDOM, SHORT, LEARNED = -34, -25, -8
-"""Returns of thermostat.py: random actions; above this after a short run, and after a whole one."""
-STEPS = pytest.mark.parametrize(
-    ("steps", "least"), [(8192, SHORT), pytest.param(0, LEARNED, marks=pytest.mark.more)]
-)
+AT_RANDOM, LEARNED = -34, -4.5
+"""Returns of thermostat.py. The likeliest actions of a policy that never learned: -7.5 or less."""
 
 
 def test_random_actions_have_that_return():
@@ -318,18 +315,18 @@ def test_random_actions_have_that_return():
     assert sum(returns) / 100 == pytest.approx(AT_RANDOM, abs=2)
 
 
-@STEPS
-@pytest.mark.parametrize("library", ["Stable-Baselines3", "Headrace"])
-def test_both_scripts_of_the_page_for_stable_baselines3_learn(tmp_path, library, steps, least):
+@pytest.mark.parametrize(
+    "library", ["Headrace", pytest.param("Stable-Baselines3", marks=pytest.mark.more)]
+)
+def test_both_scripts_of_the_page_for_stable_baselines3_learn(tmp_path, library):
     (block,) = blocks("sb3", f"In {library}", "python")
-    assert least < printed_return(script(block, tmp_path, steps)) < 0
+    assert LEARNED < printed_return(script(block, tmp_path)) < 0
 
 
-@STEPS
 @pytest.mark.parametrize("page", ["rllib", "sample-factory"])
-def test_our_commands_learn(tmp_path, page, steps, least):
+def test_our_commands_learn(tmp_path, page):
     (block,) = blocks(page, "In Headrace", "sh")
-    assert least < printed_return(commands(block, tmp_path, steps)) < 0
+    assert LEARNED < printed_return(commands(block, tmp_path)) < 0
 
 
 def test_the_command_with_several_policies_trains_both(tmp_path):
@@ -342,7 +339,7 @@ def test_the_command_with_several_policies_trains_both(tmp_path):
 @pytest.mark.more
 def test_rllib_s_script_learns(tmp_path):
     (block,) = blocks("rllib", "In RLlib", "python")
-    assert SHORT < printed_return(script(block, tmp_path, 8192, install.python_of("rllib"))) < 0
+    assert LEARNED < printed_return(script(block, tmp_path, install.python_of("rllib"))) < 0
 
 
 @needs_sample_factory
@@ -350,30 +347,24 @@ def test_rllib_s_script_learns(tmp_path):
 def test_sample_factory_s_script_learns(tmp_path):
     (block,) = blocks("sample-factory", "In Sample Factory", "python")
     (command,) = blocks("sample-factory", "In Sample Factory", "")
-    _, script_name, *flags = shlex.split(command)
+    _, script_name, *flags = shlex.split(command.replace("\\\n", ""))
     assert script_name == "train.py"
-    said = script(block, tmp_path, 0, install.python_of("sf"), flags)
+    said = script(block, tmp_path, install.python_of("sf"), flags)
     returns = re.findall(r"Avg episode reward: \[\(0, '(-?[\d.]+)'\)\]", said)
-    assert LEARNED < float(returns[-1]) < 0
+    assert -8 < float(returns[-1]) < 0  # sampled actions, over the last 100 episodes
 
 
-@pytest.mark.parametrize(
-    ("steps", "least"), [(8192, 30), pytest.param(0, 150, marks=pytest.mark.more)]
-)
-def test_cleanrl_s_settings_learn(tmp_path, steps, least):
+def test_cleanrl_s_settings_learn(tmp_path):
     (block,) = blocks("cleanrl", "In Headrace", "sh")
-    assert printed_return(commands(block, tmp_path, steps)) > least  # at random: 22
+    assert printed_return(commands(block, tmp_path)) > 120  # without learning: 54
 
 
-@pytest.mark.parametrize(
-    ("steps", "least"), [(40_000, -1.5), pytest.param(0, 0.2, marks=pytest.mark.more)]
-)
-def test_taggers_of_the_kernel_environment_learn(tmp_path, steps, least):
+def test_taggers_of_the_kernel_environment_learn(tmp_path):
     (code,) = blocks("warpdrive", "In Headrace", "python")
     _, training = blocks("warpdrive", "In Headrace", "sh")
     (tmp_path / "ring_tag.py").write_text(code)
-    (tagger,) = re.findall(r"tagger: (-?[\d.]+)", commands(training, tmp_path, steps))
-    assert float(tagger) > least  # at random: -1.8
+    (tagger,) = re.findall(r"tagger: (-?[\d.]+)", commands(training, tmp_path))
+    assert float(tagger) > 0  # without learning: -1.4
 
 
 @pytest.mark.more
