@@ -60,7 +60,7 @@ def test_the_built_wheel_installs_and_trains(tmp_path):
 def markdown():
     names = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md")
     pages = [ROOT / name for name in names]
-    return [*pages, *sorted((ROOT / "docs").glob("*.md"))]
+    return [*pages, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("path", markdown(), ids=lambda p: str(p.relative_to(ROOT)))
