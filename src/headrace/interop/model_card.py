@@ -71,6 +71,7 @@ The likeliest actions were taken. `{again}` plays the same episodes.
 pip install headrace
 headrace pull {facts.place} --run-dir my_policy
 {again}
+headrace export my_policy
 headrace train {env} --algo {algo} --init-from my_policy {_shapes(settings)}
 ```
 
