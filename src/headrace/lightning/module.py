@@ -70,9 +70,10 @@ class PolicyModule(LightningModule):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         limit = self.experience.loss.max_grad_norm or math.inf
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-        # As in Headrace: the fused kernel leaves weights and moments as they are, and the update
-        # ends with NonFiniteError.
-        optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        if optimizer.defaults.get("fused"):
+            # As in Headrace: the kernel leaves weights and moments as they are, and the update ends
+            # with NonFiniteError.
+            optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
         self._of_step["grad_norm"] = norm
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
