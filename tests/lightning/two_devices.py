@@ -1,6 +1,6 @@
 """A script that trains on two devices: Lightning starts it a second time for the other one.
 
-Usage: two_devices.py FOLDER MAX_EPOCHS CHECKPOINT ("": begin anew)
+Usage: two_devices.py FOLDER MAX_EPOCHS [CHECKPOINT]
 """
 
 import json
@@ -19,15 +19,14 @@ SETTINGS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    folder, max_epochs, checkpoint = sys.argv[1:]
+    folder, max_epochs, *given = sys.argv[1:]
+    checkpoint = given[0] if given else None
     experience = Experience("CartPole-v1", **SETTINGS)
     trainer = Trainer(
         max_epochs=int(max_epochs), accelerator="cpu", devices=2, logger=False,
         enable_progress_bar=False, enable_model_summary=False,
         callbacks=[ModelCheckpoint(folder, filename="last")],
     )  # fmt: skip
-    trainer.fit(
-        PolicyModule(experience), datamodule=experience, ckpt_path=(checkpoint or [None])[0]
-    )
+    trainer.fit(PolicyModule(experience), datamodule=experience, ckpt_path=checkpoint)
     metrics = Path(folder) / f"rank{trainer.global_rank}.json"
     metrics.write_text(json.dumps(experience.metrics))
