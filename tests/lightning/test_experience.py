@@ -169,14 +169,21 @@ def test_what_headrace_train_refuses_is_refused_alike():
         Experience("NoSuchEnv-v0")
 
 
+def test_initial_weights_do_not_depend_on_the_threads_that_the_process_has():
+    built = []
+    for threads in (1, 2):  # torch orthogonalizes a matrix of 64 x 64 differently with two
+        torch.set_num_threads(threads)
+        built.append(experience(hidden_sizes=(64, 64)).policy.state_dict())
+    assert all(torch.equal(built[0][name], built[1][name]) for name in built[0])
+
+
 def test_a_game_s_team_learns_against_a_frozen_one(tmp_path):
     pytest.importorskip("numba")
     given = {
         "num_envs": 4, "num_steps": 16, "num_minibatches": 4, "total_env_steps": 128, "seed": 1,
-        "frozen": {"runner": "random"}, "vectorization": "python", "arithmetic": "plain",
+        "frozen": {"runner": "random"}, "arithmetic": "plain",
         "hidden_sizes": (8, 8), "env_kwargs": {"num_taggers": 2, "max_episode_steps": 9},
     }  # fmt: skip
-    given.pop("vectorization")
     module = PolicyModule(Experience("headrace/TagGridWorld-v0", **given))
     fit(module)
     run = headrace.train(

@@ -35,11 +35,12 @@ def test_an_error_of_the_function_is_the_caller_s():
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_close_ends_the_function_with_its_cleaning_up(begun):
-    cleaned = threading.Event()
+    cleaned, went_on = threading.Event(), threading.Event()
 
     def function():
         try:
             turns.hand_over(1)
+            went_on.set()
         finally:
             cleaned.set()
 
@@ -48,6 +49,7 @@ def test_close_ends_the_function_with_its_cleaning_up(begun):
         turns.go_on()
     turns.close()
     assert cleaned.is_set() == begun
+    assert not went_on.is_set()
     assert not [each for each in threading.enumerate() if each.name == "headrace"]
 
 
