@@ -7,8 +7,7 @@ import torch
 
 from headrace.config.algorithms import ALGORITHMS, GRADIENTS
 from headrace.distributed.ranks import SINGLE_RANK
-from headrace.learner.learner import Loss
-from headrace.learner.optimizer import Optimizer
+from headrace.learner.optimizer import Loss, Optimizer
 from headrace.models.fast_paths import choose
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space

@@ -8,8 +8,7 @@ import torch
 from headrace.algos.action_values import dqn, dqn_manual_gradient
 from headrace.algos.action_values.dqn import DQN
 from headrace.config.algorithms import GRADIENTS
-from headrace.learner.learner import Loss
-from headrace.learner.optimizer import Optimizer
+from headrace.learner.optimizer import Loss, Optimizer
 from headrace.models.action_values.value_distributions import Quantiles
 from headrace.models.fast_paths import choose
 from headrace.models.policy import Network

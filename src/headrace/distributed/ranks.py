@@ -127,7 +127,49 @@ class RankInfo:
     local_rank: int
 
 
-class JoinedRanks(Ranks):
+class GroupRanks(Ranks):
+    """A rank among others whose group of torch's exists already, on CPUs."""
+
+    def __init__(self, info: RankInfo) -> None:
+        self.rank, self.size, self.local_rank = info.rank, info.size, info.local_rank
+        self.transport = dist.get_backend()
+        self._cpu: dist.ProcessGroup | None = dist.group.WORLD
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        with self.meeting():
+            dist.all_gather(list(out.unbind()), tensor)
+        return out
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        size = torch.tensor([len(data)])
+        sizes = [torch.zeros_like(size) for _ in range(self.size)]
+        with self.meeting():
+            dist.all_gather(sizes, size, group=self._cpu)
+            longest = max(int(s) for s in sizes)
+            mine = torch.zeros(longest, dtype=torch.uint8)
+            if data:
+                mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            parts = [torch.empty_like(mine) for _ in range(self.size)]
+            dist.all_gather(parts, mine, group=self._cpu)
+        return [part[: int(s)].numpy().tobytes() for part, s in zip(parts, sizes, strict=True)]
+
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            # gloo has no class of its own
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+                raise
+            raise RankLostError(
+                f"Rank {self.rank} of {self.size} lost the others: {error}\n"
+                "If one of them failed, its own message says why."
+            ) from error
+
+
+class JoinedRanks(GroupRanks):
     """A rank among others, over `torch.distributed`.
 
     With the backend `auto`, ranks on the CPUs of one host use shared memory instead.
@@ -243,30 +285,15 @@ class JoinedRanks(Ranks):
         gradient /= self.size
 
     def gather(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.contiguous()
-        if self._exchange is not None:
-            parts = self._exchange.gather(tensor.view(-1).view(torch.uint8).numpy().tobytes())
-            each = [torch.frombuffer(bytearray(part), dtype=tensor.dtype) for part in parts]
-            return torch.stack(each).view(self.size, *tensor.shape)
-        out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-        with self.meeting():
-            dist.all_gather(list(out.unbind()), tensor)
-        return out
+        if self._exchange is None:
+            return super().gather(tensor)
+        whole = tensor.contiguous()
+        parts = self._exchange.gather(whole.view(-1).view(torch.uint8).numpy().tobytes())
+        each = [torch.frombuffer(bytearray(part), dtype=whole.dtype) for part in parts]
+        return torch.stack(each).view(self.size, *whole.shape)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        if self._exchange is not None:
-            return self._exchange.gather(data)
-        size = torch.tensor([len(data)])
-        sizes = [torch.zeros_like(size) for _ in range(self.size)]
-        with self.meeting():
-            dist.all_gather(sizes, size, group=self._cpu)
-            longest = max(int(s) for s in sizes)
-            mine = torch.zeros(longest, dtype=torch.uint8)
-            if data:
-                mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            parts = [torch.empty_like(mine) for _ in range(self.size)]
-            dist.all_gather(parts, mine, group=self._cpu)
-        return [part[: int(s)].numpy().tobytes() for part, s in zip(parts, sizes, strict=True)]
+        return super().gather_bytes(data) if self._exchange is None else self._exchange.gather(data)
 
     def close(self) -> None:
         if self._exchange is not None:
@@ -278,19 +305,6 @@ class JoinedRanks(Ranks):
         # wrapped module's. A thread that outlives the interpreter may abort the process.
         gc.collect()
         sys.excepthook = self._excepthook
-
-    @contextlib.contextmanager
-    def meeting(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            # gloo has no class of its own
-            if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
-                raise
-            raise RankLostError(
-                f"Rank {self.rank} of {self.size} lost the others: {error}\n"
-                "If one of them failed, its own message says why."
-            ) from error
 
 
 # Normalizers are the same on all ranks already. torch 2.13 gave the argument another name.

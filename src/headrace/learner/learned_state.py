@@ -15,7 +15,7 @@ from headrace.batch import select
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import Ranks
 from headrace.errors import CheckpointError
-from headrace.learner.optimizer import Optimizer
+from headrace.learner.optimizer import GradientSteps
 
 
 class LearnedState:
@@ -25,7 +25,9 @@ class LearnedState:
         optimizers: by the name of their loss.
     """
 
-    def __init__(self, modules: Modules, optimizers: Mapping[str, Optimizer], ranks: Ranks) -> None:
+    def __init__(
+        self, modules: Modules, optimizers: Mapping[str, GradientSteps], ranks: Ranks
+    ) -> None:
         self._modules, self._optimizers, self._ranks = modules, optimizers, ranks
 
     @property

@@ -21,16 +21,14 @@ from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks, check_same
 from headrace.errors import ConfigError
 from headrace.evaluation.trained_policies import TrainedPolicy
-from headrace.learner.compiling import check_compiler
 from headrace.learner.frozen import load_frozen, seed_of_weights, untrained_policy
 from headrace.learner.learned_state import LearnedState
-from headrace.learner.optimizer import Optimizer, without_denormals
+from headrace.learner.optimizer import GradientSteps, Loss, Optimizer, Outside, without_denormals
 from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
 from headrace.models.fast_paths import choose, describe_choice
 from headrace.models.policy import Network, Policy, torch_seed
-from headrace.models.recurrent import Core
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.hindsight import GoalReward
 from headrace.returns import discounted_sum
@@ -41,23 +39,6 @@ from headrace.storage.checkpoint import Checkpoint, Section, SectionState, modul
 _SHARED = "version", "learner_steps", "_steps_made", "_has_normalized", "_return_gamma"
 
 
-class Loss(nn.Module):
-    """A loss as a module, so that `Ranks.wrap` can average its gradients."""
-
-    def __init__(self, spec: LossSpec, config: Any, *, compiled: bool) -> None:
-        super().__init__()
-        self.module, self._config = spec.module, config
-        if compiled:
-            check_compiler()
-            for part in spec.module.modules():
-                if isinstance(part, Core):
-                    part.stay_out_of_graphs()
-        self._function = torch.compile(spec.function) if compiled else spec.function
-
-    def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self._function(self.module, minibatch, self._config)
-
-
 class PolicyLearner:
     """The learner of one policy: its modules, optimizers and normalizers.
 
@@ -65,6 +46,7 @@ class PolicyLearner:
         model: builds the user's network; None: Headrace's own.
         dtype: replaces the dtype of the weights, for comparisons.
         num_agents: agents of each environment that the policy acts for.
+        outside: the policy, if its gradient steps are made elsewhere; None: builds one.
 
     Attributes:
         modules: of the algorithm, by name: all that is learned or saved.
@@ -84,11 +66,12 @@ class PolicyLearner:
         dtype: torch.dtype | None = None,
         name: str = DEFAULT,
         num_agents: int = 1,
+        outside: Outside | None = None,
     ) -> None:
         self._settings, self._device, self._meter, self._ranks = settings, device, meter, ranks
-        self._name, self._own_model = name, model is not None
+        self._name, self._own_model, self._outside = name, model is not None, outside
         self._in_turns = spec.interface == "turns"
-        self.policy = untrained_policy(settings, spec, model, name)
+        self.policy = outside.policy if outside else untrained_policy(settings, spec, model, name)
         self.gradients: dict[str, str] = {}
         rows = settings.run.num_envs // ranks.size * num_agents
         with torch_seed(seed_of_weights(settings, "modules", name)):
@@ -111,7 +94,10 @@ class PolicyLearner:
         self._return_so_far = torch.zeros(rows, device=device)
         self._return_gamma: float | None = None  # that it was discounted by
 
-    def _optimizer(self, name: str, spec: LossSpec) -> Optimizer:
+    def _optimizer(self, name: str, spec: LossSpec) -> GradientSteps:
+        if self._outside is not None:
+            self.gradients[name] = "made elsewhere"
+            return self._outside.steps
         run, meter, ranks = self._settings.run, self._meter, self._ranks
         loss: nn.Module = Loss(spec, self._settings.algo, compiled=run.compile)
         arguments = spec.module, self._settings.network, self._settings.algo
@@ -161,7 +147,8 @@ class PolicyLearner:
     def _can_be_recorded(self) -> bool:
         """Whether parts of updates may be CUDA graphs: one GPU makes them, and nothing waits."""
         is_alone = self._device.type == "cuda" and self._ranks is SINGLE_RANK
-        return is_alone and not self._own_model and self._settings.may_be_recorded
+        is_whole = is_alone and not self._own_model and self._outside is None
+        return is_whole and self._settings.may_be_recorded
 
     def set_goal_reward(self, make: Callable[[], GoalReward]) -> None:
         """Give the environment's reward of goals to a buffer that replaces goals."""
@@ -343,6 +330,7 @@ class Learner:
         model: builds the user's network; None: Headrace's own.
         saved: the checkpoint of a resumed run.
         dtype: replaces the dtype of the weights, for comparisons.
+        outside: the policy that is not frozen, if its gradient steps are made elsewhere.
 
     Attributes:
         policies: by name, in the order of their agents' ids.
@@ -365,6 +353,7 @@ class Learner:
         ranks: Ranks = SINGLE_RANK,
         saved: Checkpoint | None = None,
         dtype: torch.dtype | None = None,
+        outside: Outside | None = None,
     ) -> None:
         self._ranks = ranks
         sides = sides_of(shares, league=settings.run.league > 0)
@@ -381,8 +370,9 @@ class Learner:
                 self.policies[name], self.networks[name] = frozen.module.to(device), frozen.network
             else:
                 learner = PolicyLearner(
-                    of_policy, agents_spec, model, device, meter, ranks, dtype, name, share.size
-                )
+                    of_policy, agents_spec, model, device, meter, ranks, dtype, name, share.size,
+                    outside,
+                )  # fmt: skip
                 self.learners[name] = learner
                 self.policies[name], self.networks[name] = learner.policy, of_policy.network
 

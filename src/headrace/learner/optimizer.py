@@ -6,6 +6,7 @@ A manual gradient (as `algos/manual_gradient.py`) replaces `backward`; the rest 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +14,58 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headrace.algos.base import Metrics
+from headrace.algos.base import LossSpec, Metrics
 from headrace.batch import Minibatch, each
+from headrace.learner.compiling import check_compiler
+from headrace.models.policy import Policy
+from headrace.models.recurrent import Core
+
+
+class GradientSteps(Protocol):
+    """What makes the gradient steps of a loss: `Optimizer`, or code outside of the learner."""
+
+    def start_update(self) -> None:
+        """Prepare for the steps of an update: normalizers stay the same during it."""
+
+    def step(self, minibatch: Minibatch, lr: float | Tensor) -> Metrics:
+        """Take one optimizer step. Return the loss's metrics, and `grad_norm` before clipping."""
+
+    def num_nonfinite(self) -> Tensor:
+        """Return the number of masked steps, plus 1 if a parameter is not finite; on the device."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments and the step count that a checkpoint of the learner holds."""
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the tensors of `state`."""
+
+    def rejoin(self, wrap: Callable[..., nn.Module]) -> None:
+        """Go on with the ranks that there are after a loss; `wrap` is `Ranks.wrap`."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A policy that is built and trained by code outside of the learner."""
+
+    policy: Policy
+    steps: GradientSteps
+
+
+class Loss(nn.Module):
+    """A loss as a module, so that `Ranks.wrap` can average its gradients."""
+
+    def __init__(self, spec: LossSpec, config: Any, *, compiled: bool) -> None:
+        super().__init__()
+        self.module, self._config = spec.module, config
+        if compiled:
+            check_compiler()
+            for part in spec.module.modules():
+                if isinstance(part, Core):
+                    part.stay_out_of_graphs()
+        self._function = torch.compile(spec.function) if compiled else spec.function
+
+    def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return self._function(self.module, minibatch, self._config)
 
 
 class ManualGradient(Protocol):

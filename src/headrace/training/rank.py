@@ -48,6 +48,7 @@ from headrace.errors import EnvError
 from headrace.leagues.league import FOLDER, League
 from headrace.leagues.members import MemberLoader, with_policies
 from headrace.learner.learner import Learner
+from headrace.learner.optimizer import Outside
 from headrace.meter import Meter
 from headrace.models.fast_paths import ACTING, choose, describe_choice
 from headrace.models.policy import Policy
@@ -105,7 +106,7 @@ def run_rank(
         learner, counters = build_learner(job, device, meter, ranks), Counters()
         league, iteration = build_league(job, learner, ranks), Iteration()
         saved_episodes: dict[str, Array] = {}
-        episodes = _workers_section(ranks, lambda: collector, saved_episodes)
+        episodes = workers_section(ranks, lambda: collector, saved_episodes)
         sections = [*learner.sections(), counters.section(), episodes]
         sections += [league.section()] if league else []
         if ranks.is_successor:
@@ -118,8 +119,8 @@ def run_rank(
         plan = sampling_plan(job, learner, device, ranks, counters.env_changes, league)
         if job.rolled_back is None and not ranks.is_successor:
             display.say(describe_start(job, ranks, _describe_compute(plan, learner)))
-        collector = _build_collector(job, plan, ranks, meter, stop, say, saved_episodes)
-        stack.enter_context(_closing(collector))
+        collector = build_collector(job, plan, ranks, meter, stop, say, saved_episodes)
+        stack.enter_context(closing(collector))
         saver = Saver(job, sections, counters, learner, ranks, iteration.saved_version)
         evaluate = stack.enter_context(_evaluations(job, ranks, counters, learner, saver, stop))
         meter.lap("start")
@@ -179,9 +180,17 @@ def stderr_say(rank: int, *, quiet: bool) -> Say:
 
 
 def build_learner(
-    job: Job, device: torch.device, meter: Meter, ranks: Ranks = SINGLE_RANK
+    job: Job,
+    device: torch.device,
+    meter: Meter,
+    ranks: Ranks = SINGLE_RANK,
+    outside: Outside | None = None,
 ) -> Learner:
-    """Build the learner of a job's policies; ConfigError if settings do not fit its device."""
+    """Build the learner of a job's policies; ConfigError if settings do not fit its device.
+
+    Args:
+        outside: the policy that is trained, if its gradient steps are made elsewhere.
+    """
     taken, host = 0, host_id().encode()
     for name, agents in job.shares.items():
         algo = job.settings.of(name).algo
@@ -198,8 +207,9 @@ def build_learner(
                 num_local=ranks.gather_bytes(host).count(host),
             )
     learner = Learner(
-        job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved
-    )
+        job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved,
+        outside=outside,
+    )  # fmt: skip
     for each in learner.learners.values():
         each.set_goal_reward(partial(goal_reward, job.maker))
     return learner
@@ -243,7 +253,7 @@ def _load_weights(job: Job, learner: Learner, sections: list[Section], counters:
             checkpoint.load_into(policy, saved, saved_name)
 
 
-def _workers_section(
+def workers_section(
     ranks: Ranks, collector: Callable[[], Collector], saved: dict[str, Array]
 ) -> Section:
     """Return the section of the environments under way.
@@ -360,7 +370,7 @@ def _threads_per_worker(run: RunConfig, num_ranks: int) -> int:
     return max(1, (cpu_cores() - taken) // max(run.num_workers, num_ranks))
 
 
-def _build_collector(
+def build_collector(
     job: Job,
     plan: SamplingPlan,
     ranks: Ranks,
@@ -369,6 +379,7 @@ def _build_collector(
     say: Say,
     saved: dict[str, Array],
 ) -> Collector:
+    """Build the collector of a rank. `saved` has the environments under way of a resumed run."""
     run = job.settings.run
     num_workers = share_of(run.num_workers, ranks.rank, ranks.size)
     if job.saved is not None and not ranks.is_successor:
@@ -398,7 +409,8 @@ def _ray_backend(run: RunConfig, room_for: int) -> BackendFactory:
 
 
 @contextlib.contextmanager
-def _closing(closed: Collector | Evaluator) -> Iterator[None]:
+def closing(closed: Collector | Evaluator) -> Iterator[None]:
+    """Close it after the `with`, and do not let that hide the error that ended the run."""
     try:
         yield
     except BaseException:
@@ -417,7 +429,7 @@ def _evaluations(
         yield no_evaluation
         return
     evaluator = Evaluator(job, counters, learner, saver, stop)
-    with _closing(evaluator):
+    with closing(evaluator):
         yield evaluator
 
 

@@ -86,6 +86,19 @@ class Saver:
             for name, log in self._row_logs.items():
                 log.mark_saved(entries[name])
 
+    def contents(
+        self, states: Mapping[str, SectionState]
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
+        """Return what a checkpoint of these sections has: files of named tensors, and manifest."""
+        manifest = {
+            "headrace": headrace.__version__,
+            **{name: data for name, (_, data) in states.items() if data},
+            # No generator has a state: all random numbers follow from the seed and the counters.
+            "seed": self._run.seed,
+            "policies": describe_policies(self._job, self._learner),
+        }
+        return {name: tensors for name, (tensors, _) in states.items() if tensors}, manifest
+
     def policy_states(self) -> dict[str, SectionState]:
         """Return what `save_best` writes of this moment. Its tensors are those of the learner."""
         return {s.name: s.state() for s in self._sections if not s.is_collective}
@@ -158,15 +171,8 @@ class Saver:
         keep: int,
         rows: dict[str, list[dict[str, Any]]] | None = None,
     ) -> None:
-        manifest = {
-            "headrace": headrace.__version__,
-            **({"rows": rows} if rows else {}),
-            **{name: data for name, (_, data) in states.items() if data},
-            # No generator has a state: all random numbers follow from the seed and the counters.
-            "seed": self._run.seed,
-            "policies": _describe_policies(self._job, self._learner),
-        }
-        files = {name: tensors for name, (tensors, _) in states.items() if tensors}
+        files, manifest = self.contents(states)
+        manifest |= {"rows": rows} if rows else {}
         parent = self._job.run_dir / folder
         path = checkpoint.write(parent, env_steps, files, manifest)
         checkpoint.prune(keep, path)
@@ -183,12 +189,12 @@ def write_policies(job: Job, learner: Learner, parent: Path, env_steps: int) -> 
     manifest = {
         "headrace": headrace.__version__,
         "seed": job.settings.run.seed,
-        "policies": _describe_policies(job, learner),
+        "policies": describe_policies(job, learner),
     }
     return checkpoint.write(parent, env_steps, files, manifest)
 
 
-def _describe_policies(job: Job, learner: Learner) -> dict[str, Any]:
+def describe_policies(job: Job, learner: Learner) -> dict[str, Any]:
     """Return what a manifest says of each policy."""
     return {
         name: {
