@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 GOAL, EPISODE_STEPS = 20.0, 50
 
 
-class Thermostat(gym.Env[Floats, int]):
+class Thermostat(gym.Env[Floats, Any]):
     """The reward of a step is minus the distance from 20 °C, in tens of degrees."""
 
     def __init__(self) -> None:
