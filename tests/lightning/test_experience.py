@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
 import headrace
-from headrace.errors import ConfigError, EnvError, UsageError
+from headrace.catalog import extras
+from headrace.errors import ConfigError, EnvError, MissingExtraError, UsageError
 from headrace.lightning import Experience, PolicyModule
 from tests.lightning import support
 from tests.lightning.support import SMALL, experience, fit, no_process_left, trainer
@@ -167,6 +168,14 @@ def test_what_headrace_train_refuses_is_refused_alike():
         Experience("CartPole-v1", num_env=4)
     with pytest.raises(UsageError, match="NoSuchEnv"):
         Experience("NoSuchEnv-v0")
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr(extras, "version", lambda package: None)
+    with pytest.raises(MissingExtraError, match=r"(?s)import lightning.*\[lightning\]"):
+        headrace.lightning.PolicyModule  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        headrace.lightning.nothing  # noqa: B018
 
 
 def test_initial_weights_do_not_depend_on_the_threads_that_the_process_has():

@@ -5,7 +5,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from headrace.algos.base import LossSpec
 from headrace.config.algorithms import ALGORITHMS
-from headrace.config.settings import Settings
+from headrace.config.settings import FREE, Settings
 from headrace.errors import ConfigError
 from headrace.models.policy import Policy
 from headrace.training.job import Job
@@ -58,7 +58,7 @@ def check_settings(settings: Settings) -> None:
             "headrace.lightning.LoggerAdapter."
         )
     for name, instead in INSTEAD.items():
-        if settings.source[name] not in ("default", "follows"):
+        if not settings.source[name].startswith(FREE):
             value = getattr(settings.run, name)
             raise ConfigError(f"{name}={value!r}: an Experience does not take it. {instead}")
 

@@ -116,6 +116,7 @@ class Experience(LightningDataModule):
         return isinstance(self._given, Update) and self._counters.is_done(self.settings.run)
 
     def setup(self, stage: str) -> None:
+        """Build this rank's part of the run; ConfigError if the Trainer does not go with it."""
         if stage != "fit":
             return
         trainer = self.trainer
@@ -193,15 +194,17 @@ class Experience(LightningDataModule):
         self._training.restore(saved)
 
     def teardown(self, stage: str) -> None:
+        """End the workers, and keep where the environments are for the next `fit`."""
         if stage == "fit" and isinstance(self._given, Update):
             self._kept = Loaded.of(self.state())
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
+        """End the workers."""
         self.close()
 
     def close(self) -> None:
-        """End the workers. The Trainer calls it, also after an exception."""
+        """End the thread of the loop, and its workers."""
         self._open.close()
         self._training = self._given = None
 

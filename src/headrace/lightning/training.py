@@ -12,7 +12,7 @@ from headrace.batch import Minibatch
 from headrace.collectors.api import Collector
 from headrace.distributed.process import math_threads
 from headrace.distributed.ranks import Ranks
-from headrace.learner.optimizer import Outside
+from headrace.learner.optimizer import GradientSteps, Outside
 from headrace.lightning.turns import Turns
 from headrace.meter import Meter
 from headrace.models.policy import Policy
@@ -56,8 +56,8 @@ class Update:
     metrics: dict[str, Any]
 
 
-class HandedSteps:
-    """The gradient steps of a loss (`GradientSteps`), handed over to the Trainer."""
+class HandedSteps(GradientSteps):
+    """The gradient steps of a loss, handed over to the Trainer."""
 
     def __init__(self, policy: Policy, hand_over: Callable[[Step], Metrics]) -> None:
         self._policy, self._hand_over = policy, hand_over
