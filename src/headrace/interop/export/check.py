@@ -29,6 +29,7 @@ from headrace.interop.export.observations import inputs_of, noise_for, states_fo
 from headrace.spec import ActionCodec, Array, getter
 
 _TOLERANCE = 1e-4  # of rounding, as a part of an output's largest number, if that is above 1
+_NOISE_ROUNDING = 1e-5
 _ROWS_ALONE = 3  # are computed one by one, as a batch of another size
 _IDENTICAL, _ROUNDED, _TIE, _DIFFERENT = range(4)
 
@@ -169,7 +170,10 @@ class Comparer:
     def _candidates(
         self, own: Array, given: Array, inputs: Mapping[str, Tensor]
     ) -> list[dict[str, Array]]:
-        """Return the actions that follow from parameters and noise that are rounded otherwise."""
+        """Return the action that the head makes of the policy's parameters, and others.
+
+        They follow from the file's parameters, and from noise that is rounded otherwise.
+        """
         head, params = self._module.head, [torch.from_numpy(each) for each in (own, given)]
         if not self._stochastic:
             return [self._parts_of(head.mode(each)) for each in params]
@@ -177,7 +181,7 @@ class Comparer:
         return [
             self._parts_of(head.sample(each, (noise + rounding).clamp(2**-24, 1 - 2**-24))[0])
             for each in params
-            for rounding in (-_TOLERANCE, 0.0, _TOLERANCE)
+            for rounding in (0.0, -_NOISE_ROUNDING, _NOISE_ROUNDING)
         ]
 
     def _example_of(
@@ -204,15 +208,21 @@ def _in_two_sizes(session: Session, inputs: Mapping[str, Array]) -> dict[str, Ar
 
 
 def _status(part: ActionPart, given: Array, own: Array, may_be: Sequence[Array]) -> Array:
-    """Return how equal each row of a part of the actions is, `[n]`."""
+    """Return how equal each row of a part of the actions is, `[n]`.
+
+    Args:
+        may_be: from `_candidates`. Where the policy does not take the first one, it is no policy
+            that acts by its head, and nothing is explained by rounding.
+    """
     if given.dtype != own.dtype or given.shape != own.shape:
         return np.full(len(own), _DIFFERENT)
     if part.space.kind == "box":
         # A wide range of actions widens what rounding makes of the parameters as well.
         less = np.any([_within_rounding(given, each) for each in may_be], axis=0)
+        less &= _within_rounding(may_be[0], own)
         status = np.where(given == own, _IDENTICAL, np.where(less, _ROUNDED, _DIFFERENT))
     else:
-        tie = np.any([given == each for each in may_be], axis=0)
+        tie = np.any([given == each for each in may_be], axis=0) & (may_be[0] == own)
         status = np.where(given == own, _IDENTICAL, np.where(tie, _TIE, _DIFFERENT))
     rows: Array = status.reshape(len(own), -1).max(-1, initial=_IDENTICAL)
     return rows
