@@ -57,7 +57,7 @@ def program_of(module: ExportedPolicy, example: Mapping[str, Tensor]) -> Exporte
 def save(program: ExportedProgram, output: io.BytesIO, metadata: str) -> None:
     """Write a program with its metadata; what is composed, such as an LSTM, is taken apart."""
     with quiet():
-        program = program.run_decompositions({})
+        program = program.run_decompositions()
         torch.export.save(program, output, extra_files={METADATA_FILE: metadata})
 
 
