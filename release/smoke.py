@@ -26,6 +26,7 @@ SMOKES: dict[str, list[str]] = {
     "highway": _trains("highway-fast-v0", 256, name="highway"),
     "kernels": _trains("headrace/CartPole-v1", 16384, name="kernel"),
     "pettingzoo": _trains("mpe2/simple_spread-v3", 2048, name="spread"),
+    "export": [*_trains("CartPole-v1", 2048, name="exported"), "export exported"],
     "plan": ["plan --need '1 gpus 8 cpus'"],
     "plot": [*_trains("CartPole-v1", 2048, name="drawn"), "plot drawn", "report drawn"],
     "demo": [
@@ -35,6 +36,7 @@ SMOKES: dict[str, list[str]] = {
     ],
     "ray": ["train CartPole-v1 --total-env-steps 2048 --cluster local --num-workers 2"],
     "tune": ["tune CartPole-v1 --trials 2 --total-env-steps 2048 --study study"],
+    "zoo": ["import-zoo <(printf 'CartPole-v1:\\n  n_timesteps: 1e5\\n') CartPole-v1 --algo ppo"],
 }
 """Commands of `headrace` by extra; "": those that need none. Those of a row run in one folder."""
 
@@ -46,6 +48,8 @@ NEEDS: dict[str, str] = {
     "highway": "train highway-v0",
     "kernels": "train headrace/CartPole-v1",
     "pettingzoo": "train mpe2/simple_spread-v3",
+    "export": "export plain",
+    "hub": "pull hf:nobody/nothing",
     "plan": "plan --need '1 gpus 8 cpus'",
     "plot": "plot plain",
     "video": "eval plain --episodes 1 --video film.mp4",
@@ -54,15 +58,15 @@ NEEDS: dict[str, str] = {
     "wandb": "track plain --to wandb",
     "mlflow": "track plain --to mlflow",
     "trackio": "track plain --to trackio",
+    "zoo": "import-zoo /dev/null CartPole-v1 --algo ppo",
 }
 """Commands that end with how to install the extra, where it is not installed."""
 
 LEFT_OUT: dict[str, str] = {
     "dev": "what `make test` installs",
     "docs": "builds the documentation, from a clone",
-    "export": "has no command yet",
-    "hub": "has no command yet",
-    "lightning": "has no command yet",
+    "hub": "needs the network and an account",
+    "lightning": "is used from Python: docs/lightning.md, which a test runs",
     "minari": "needs a data set, which Minari fetches; tests/datasets make one",
     "mlflow": "make test-trackers",
     "trackio": "make test-trackers",

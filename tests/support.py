@@ -21,8 +21,8 @@ from headrace.config.policies import assign_agents
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.envs.api import GUARDS
 from headrace.envs.factory import EnvMaker, env_spec
-from headrace.learner.learner import Learner
-from headrace.learner.optimizer import Loss, Optimizer
+from headrace.learner.learner import Learner, loss_of
+from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
 from headrace.models.policy import Network, Policy, torch_seed
 from headrace.spec import Agents
@@ -277,7 +277,7 @@ def learn_once(algorithm, policy, experience, config, order, *, step=None, progr
     config = in_force(config, round(1000 * progress), 1000)
     modules = {"policy": policy}
     spec = algorithm.losses(modules, config)["policy"]
-    step = step or Optimizer(Loss(spec, config, compiled=False), spec.max_grad_norm).step
+    step = step or Optimizer(loss_of(spec, config, compiled=False), spec.max_grad_norm).step
     context = UpdateContext(
         policy, modules, config, lambda _, minibatch, lr: step(minibatch, lr), order, SINGLE_RANK,
         progress,

@@ -270,7 +270,7 @@ def test_steps_of_an_iteration_are_counted_once():
     assert found["lost"] == 275 - 3 - 5 - 250 and found["learned"] == [200, 0]
     assert found["ledger_before"] == asdict(Ledger(284, lost=9 + 3 + 17, remade=5, restarts=1))
 
-    iteration.read(found, total)
+    iteration.read(found | {"saved_version": 3}, total)
     iteration.begin(5, total)
     ledger = iteration.count(reports((Ledger(collected=260), 60), (Ledger(collected=40), 40)))
     assert ledger == Ledger(584, lost=29, remade=5, restarts=1)

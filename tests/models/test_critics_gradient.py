@@ -7,7 +7,8 @@ import torch
 
 from headrace.config.algorithms import ALGORITHMS, GRADIENTS
 from headrace.distributed.ranks import SINGLE_RANK
-from headrace.learner.optimizer import Loss, Optimizer
+from headrace.learner.learner import loss_of
+from headrace.learner.optimizer import Optimizer
 from headrace.models.fast_paths import choose
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
@@ -147,7 +148,7 @@ def test_the_optimizers_take_the_same_steps_with_either(algo):
         losses, config = losses_for(algo)
         optimizers = {
             name: Optimizer(
-                Loss(spec, config, compiled=False), 0.0, 3 if name != "temperature" else 1,
+                loss_of(spec, config, compiled=False), 0.0, 3 if name != "temperature" else 1,
                 choice(spec, RELU, config)[2] if is_manual else None,
             )
             for name, spec in losses.items()

@@ -8,7 +8,8 @@ import torch
 from headrace.algos.action_values import dqn, dqn_manual_gradient
 from headrace.algos.action_values.dqn import DQN
 from headrace.config.algorithms import GRADIENTS
-from headrace.learner.optimizer import Loss, Optimizer
+from headrace.learner.learner import loss_of
+from headrace.learner.optimizer import Optimizer
 from headrace.models.action_values.value_distributions import Quantiles
 from headrace.models.fast_paths import choose
 from headrace.models.policy import Network
@@ -96,7 +97,7 @@ def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
         policy = policy_with(NETWORK)
         manual = dqn_manual_gradient.Gradient(policy, NETWORK, CFG) if is_manual else None
         modules = {"policy": policy, "target": copy.deepcopy(policy)}
-        loss = Loss(dqn.DQNAlgorithm().losses(modules, CFG)["policy"], CFG, compiled=False)
+        loss = loss_of(dqn.DQNAlgorithm().losses(modules, CFG)["policy"], CFG, compiled=False)
         optimizer = Optimizer(loss, 0.1, num_parts, manual)
         for _ in range(5):
             minibatch = minibatch_for(policy)

@@ -11,7 +11,8 @@ from headrace.algos.appo import APPO
 from headrace.algos.impala import IMPALA
 from headrace.algos.ppo import PPO
 from headrace.config.algorithms import GRADIENTS, load_algorithm, name_of_config
-from headrace.learner.optimizer import Loss, Optimizer
+from headrace.learner.learner import loss_of
+from headrace.learner.optimizer import Optimizer
 from headrace.models.fast_paths import choose
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
@@ -236,7 +237,7 @@ def test_the_optimizer_takes_the_same_steps_with_either(num_parts):
         policy.double()
         gradient = manual_gradient.PPOGradient(policy, network, CFG) if manual else None
         spec = ppo.PPOAlgorithm().losses({"policy": policy}, CFG)["policy"]
-        loss = Loss(spec, CFG, compiled=False)
+        loss = loss_of(spec, CFG, compiled=False)
         optimizer = Optimizer(loss, 0.5, num_parts, manual=gradient)
         metrics.append([optimizer.step(minibatch, 1e-2) for _ in range(3)])
         states.append({name: moment.clone() for name, moment in optimizer.state().items()})

@@ -42,7 +42,7 @@ COMMANDS = [
 
 def blocks():
     """README's commands, as they stand."""
-    return re.findall(r"```\n(.*?)```", README, re.S)
+    return re.findall(r"```bash\n(.*?)```", README, re.S)
 
 
 def training():

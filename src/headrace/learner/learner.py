@@ -39,6 +39,15 @@ from headrace.storage.checkpoint import Checkpoint, Section, SectionState, modul
 _SHARED = "version", "learner_steps", "_steps_made", "_has_normalized", "_return_gamma"
 
 
+def loss_of(spec: LossSpec, config: Any, *, compiled: bool) -> Loss:
+    """Return a loss with these settings as a module."""
+
+    def function(module: nn.Module, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
+        return spec.function(module, minibatch, config)
+
+    return Loss(spec.module, function, compiled=compiled)
+
+
 class PolicyLearner:
     """The learner of one policy: its modules, optimizers and normalizers.
 
@@ -99,7 +108,7 @@ class PolicyLearner:
             self.gradients[name] = "made elsewhere"
             return self._outside.steps
         run, meter, ranks = self._settings.run, self._meter, self._ranks
-        loss: nn.Module = Loss(spec, self._settings.algo, compiled=run.compile)
+        loss: nn.Module = loss_of(spec, self._settings.algo, compiled=run.compile)
         arguments = spec.module, self._settings.network, self._settings.algo
         path, reason = choose(GRADIENTS, spec.function, *arguments)
         if run.compile:

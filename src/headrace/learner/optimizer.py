@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headrace.algos.base import LossSpec, Metrics
+from headrace.algos.base import Metrics
 from headrace.batch import Minibatch, each
 from headrace.learner.compiling import check_compiler
 from headrace.models.policy import Policy
@@ -51,21 +51,24 @@ class Outside:
     steps: GradientSteps
 
 
+LossOf = Callable[[nn.Module, Minibatch], tuple[Tensor, dict[str, Tensor]]]
+
+
 class Loss(nn.Module):
     """A loss as a module, so that `Ranks.wrap` can average its gradients."""
 
-    def __init__(self, spec: LossSpec, config: Any, *, compiled: bool) -> None:
+    def __init__(self, module: nn.Module, function: LossOf, *, compiled: bool) -> None:
         super().__init__()
-        self.module, self._config = spec.module, config
+        self.module = module
         if compiled:
             check_compiler()
-            for part in spec.module.modules():
+            for part in module.modules():
                 if isinstance(part, Core):
                     part.stay_out_of_graphs()
-        self._function = torch.compile(spec.function) if compiled else spec.function
+        self._function = torch.compile(function) if compiled else function
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        return self._function(self.module, minibatch, self._config)
+        return self._function(self.module, minibatch)
 
 
 class ManualGradient(Protocol):

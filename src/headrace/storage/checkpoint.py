@@ -246,7 +246,8 @@ def module_section(name: str, module: nn.Module) -> Section:
 
 def restore(sections: Iterable[Section], saved: Checkpoint) -> None:
     """Load every section; CheckpointError if one is missing, or holds what no run writes."""
-    if "counters" not in saved.manifest:
+    sections = list(sections)
+    if "counters" not in saved.manifest and any(each.name == "counters" for each in sections):
         raise CheckpointError(
             f"{saved.path} holds policies alone, and no run to go on with.\n"
             f"To begin a new run with their weights: headrace train ENV --init-from {saved.path}"

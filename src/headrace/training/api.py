@@ -255,8 +255,8 @@ def evaluate_run(
         ConfigError: there is no best policy, or some of the run's code is not named again.
         CheckpointError: policies cannot be loaded, or are of another environment.
     """
-    settings, maker, spec = evaluated_of_run(run_dir, request)
     folder = best_of(run_dir) if best else run_dir
+    settings, maker, spec = evaluated_of_run(run_dir, request)
     random = random_names(settings.run.frozen)
     policies, shares = load_policies(folder, request.model, request.algorithm, random)
     others = opponents(frozen or {}, shares, settings, spec, load_model(request.model))
