@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from uv import find_uv_bin
 
 PYTHONS = ("3.11", "3.12", "3.13")
 """The minor versions that are supported; the classifiers of pyproject.toml name the same."""
@@ -44,7 +45,7 @@ class Installer:
         env = os.environ | {"UV_CACHE_DIR": str(self.cache)}
         if found := os.environ.get("PIP_FIND_LINKS"):
             env = {"UV_FIND_LINKS": found.replace(" ", ",")} | env
-        command = ["uv", *arguments, "--quiet"]
+        command = [find_uv_bin(), *arguments, "--quiet"]
         done = subprocess.run(command, env=env, input=given, capture_output=True, text=True)
         if done.returncode:
             raise InstallError(done.stderr.strip()[-1500:])
