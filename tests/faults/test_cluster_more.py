@@ -179,6 +179,15 @@ def test_a_learner_s_machine_is_about_to_be_taken_away(tmp_path, measured):
     )  # fmt: skip
 
 
+def begun_again(run, lost_at):
+    """Wait until all learners go on; return when the loss was seen, and when they went on."""
+    seen = run.heard("^Learner . was lost|^A learner could not be started", 100)
+    run.heard("^The learners begin again from step_.* env steps are to be taken again")
+    run.heard("^Resumed from", since=lost_at)
+    run.updates(1)
+    return seen, time.monotonic()
+
+
 def test_a_learner_s_machine_is_lost(tmp_path, measured):
     one = {"CPU": 1} | LEARNER
     with (
@@ -190,11 +199,7 @@ def test_a_learner_s_machine_is_lost(tmp_path, measured):
         joins(cluster, **one)
         cluster.remove_node(its_own, allow_graceful=False)
         lost_at = time.monotonic()
-        seen = run.heard("^Learner 1 was lost|^A learner could not be started", 100)
-        run.heard("^The learners begin again from step_.* env steps are to be taken again")
-        run.heard("^Resumed from", since=lost_at)
-        run.updates(1)
-        going_on = time.monotonic()
+        seen, going_on = begun_again(run, lost_at)
         summary = run.finished()
     assert summary["env_steps"] == GOAL
     assert_balanced(summary)
@@ -220,11 +225,7 @@ def test_machine_of_one_of_two_learners_is_lost(tmp_path, measured):
         joins(cluster, **one)
         lost_at = time.monotonic()
         cluster.remove_node(its_own, allow_graceful=False)
-        seen = run.heard("^Learner . was lost", 100)
-        run.heard("^The learners begin again from step_.* env steps are to be taken again")
-        run.heard("^Resumed from", since=lost_at)
-        run.updates(1)
-        going_on = time.monotonic()
+        seen, going_on = begun_again(run, lost_at)
         summary = run.finished()
     assert summary["env_steps"] == GOAL
     ledger = summary["ledger"]

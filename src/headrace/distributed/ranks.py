@@ -227,8 +227,9 @@ class JoinedRanks(GroupRanks):
                 timeout=datetime.timedelta(seconds=within_s),
                 device_id=self._device if chosen == "nccl" else None,
             )
-            limit = datetime.timedelta(seconds=self._limit_s)
-            dist.distributed_c10d._set_pg_timeout(limit, dist.group.WORLD)
+            if within_s != self._limit_s:
+                limit = datetime.timedelta(seconds=self._limit_s)
+                dist.distributed_c10d._set_pg_timeout(limit, dist.group.WORLD)
             # Decisions are made on data of the CPU.
             self._cpu = dist.new_group(backend="gloo") if chosen == "nccl" else dist.group.WORLD
             hosts = set(self.gather_bytes(host_id().encode()))

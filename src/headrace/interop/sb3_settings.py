@@ -4,7 +4,6 @@ A model file and RL Zoo's files both have the arguments of these algorithms by n
 reading the files (`sb3_zip.py`, `zoo_file.py`).
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -296,9 +295,3 @@ def _hidden_sizes(layers: Any, notes: list[str]) -> tuple[int, ...]:
         notes.append(f"net_arch={whole!r}: layers that policy and values share; there are none")
         layers = [size for size in layers if isinstance(size, int)]
     return tuple(layers)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number."""
-    is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)

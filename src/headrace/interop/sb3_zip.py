@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from headrace.errors import CheckpointError
-from headrace.interop.sb3_settings import DEFAULTS, is_number
+from headrace.interop.sb3_settings import DEFAULTS
 from headrace.storage.files import memory_bytes
+from headrace.storage.metrics import is_number
 
 _MAX_JSON_BYTES = 1 << 26
 _PICKLE = ":serialized:"

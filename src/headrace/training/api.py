@@ -12,15 +12,16 @@ from headrace.algos.base import Algorithm
 from headrace.config.algorithms import AlgorithmLike, algorithm_name, load_algorithm, name_of_config
 from headrace.config.old_names import rename_settings
 from headrace.config.resolve import MAY_CHANGE, read_config_file
+from headrace.config.settings import Settings
 from headrace.configclass import explicit_values
-from headrace.envs.factory import EnvLike, WrapperLike
+from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation, evaluate, play_episode
 from headrace.evaluation.trained_policies import TrainedPolicy, best_of, load_policies, load_policy
 from headrace.learner.frozen import opponents, random_names
 from headrace.models.custom import ModelFactory, load_model
 from headrace.models.policy import Network
-from headrace.spec import Array
+from headrace.spec import Agents, Array, EnvSpec
 from headrace.storage import checkpoint
 from headrace.training.job import Job, RunRequest, evaluated_of_run
 from headrace.training.launch import Launch
@@ -255,16 +256,33 @@ def evaluate_run(
         ConfigError: there is no best policy, or some of the run's code is not named again.
         CheckpointError: policies cannot be loaded, or are of another environment.
     """
+    policies, shares, settings, maker, spec = players_of_run(run_dir, request, best=best)
+    others = opponents(frozen or {}, shares, settings, spec, load_model(request.model))
+    played = evaluate(policies | others, maker, spec=spec, shares=shares, **options)
+    assert played is not None  # nobody tells it to stop
+    return played
+
+
+def players_of_run(
+    run_dir: Path, request: RunRequest, *, best: bool = False
+) -> tuple[dict[str, TrainedPolicy], dict[str, Agents], Settings, EnvMaker, EnvSpec]:
+    """Return a run's policies and the agents of each, by name, and where it is evaluated.
+
+    Args:
+        request: the run's code, if it has some.
+        best: the best policies, not the newest.
+
+    Raises:
+        ConfigError: there is no best policy, or some of the run's code is not named again.
+        CheckpointError: policies cannot be loaded, or are of another environment.
+    """
     folder = best_of(run_dir) if best else run_dir
     settings, maker, spec = evaluated_of_run(run_dir, request)
     random = random_names(settings.run.frozen)
     policies, shares = load_policies(folder, request.model, request.algorithm, random)
-    others = opponents(frozen or {}, shares, settings, spec, load_model(request.model))
     theirs = {name: (policies[name].spec, agents) for name, agents in shares.items()}
     checkpoint.check_policies(theirs, spec, run_dir)
-    played = evaluate(policies | others, maker, spec=spec, shares=shares, **options)
-    assert played is not None  # nobody tells it to stop
-    return played
+    return policies, shares, settings, maker, spec
 
 
 def _finish(result: RunResult) -> Run:

@@ -17,7 +17,7 @@ from headrace.config.algorithms import AlgorithmLike
 from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError, ExportError, HeadraceError
 from headrace.evaluation.evaluate import observations_of
-from headrace.evaluation.trained_policies import TrainedPolicy, best_of, load_policies, load_policy
+from headrace.evaluation.trained_policies import TrainedPolicy, best_of, load_policy
 from headrace.interop.export import programs
 from headrace.interop.export.check import Comparer, Comparison
 from headrace.interop.export.module import ExportedPolicy, has_value
@@ -29,7 +29,8 @@ from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Checkpoint
 from headrace.storage.files import write_whole
-from headrace.training.job import RunRequest, evaluated_of_run
+from headrace.training.api import players_of_run
+from headrace.training.job import RunRequest
 
 Format = Literal["onnx", "torch-export"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -144,7 +145,7 @@ def export_policy(
     path = Path(output) if output else directory / _file_name(saved, name, format, stochastic)
     exported = _Export(trained, saved, name, format, stochastic=stochastic, value=value)
     exported.write(path)
-    result = exported.checked(path, *_recorded(run_dir, directory, request, name))
+    result = exported.checked(path, *_recorded(run_dir, request, name, best=best))
     if not result.ok:
         raise ExportError(f"{path} does not do what the policy does.\n{result.describe()}")
     return result
@@ -277,15 +278,11 @@ def _metadata(
 
 
 def _recorded(
-    run_dir: Path, directory: Path, request: RunRequest, name: str
+    run_dir: Path, request: RunRequest, name: str, *, best: bool
 ) -> tuple[Obs | None, str]:
     """Return observations of the run's environment, and its name; or None, and why not."""
     try:
-        settings, maker, spec = evaluated_of_run(run_dir, request)
-        random = random_names(settings.run.frozen)
-        policies, shares = load_policies(directory, request.model, request.algorithm, random)
-        fits = {each: (of.spec, shares[each]) for each, of in policies.items()}
-        checkpoint.check_policies(fits, spec, run_dir)
+        policies, shares, _, maker, spec = players_of_run(run_dir, request, best=best)
         found = observations_of(policies, maker, spec=spec, shares=shares)[name]
         if not len(arrays(found)[0]):
             return None, f"the policy observed nothing in the first steps of {spec.id}"
