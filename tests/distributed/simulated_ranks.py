@@ -225,7 +225,10 @@ class CountingLearner:
 
     positions = property(lambda self: [(self.version, self.made)])
 
-    def rejoin(self):
+    def leave_ranks(self):
+        pass
+
+    def join_ranks(self):
         pass
 
     def assemble(self, fragments):

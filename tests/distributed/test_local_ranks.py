@@ -14,6 +14,7 @@ import time
 import gymnasium as gym
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import TCPStore, is_initialized
 
 import headrace
@@ -21,7 +22,14 @@ from headrace.config.derive import derive
 from headrace.config.resolve import read_settings, resolve, values_for_resume
 from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.ranks import JoinedRanks, RankInfo, backend_for, device_of
-from headrace.errors import ConfigError, EnvError, NonFiniteError, RankError, RunDirError
+from headrace.errors import (
+    ConfigError,
+    EnvError,
+    NonFiniteError,
+    RankError,
+    RankLostError,
+    RunDirError,
+)
 from headrace.storage import checkpoint
 from headrace.storage.run_dir import write_config
 from headrace.training.launch import _refuse_another
@@ -251,6 +259,29 @@ def ways(ranks):
 def test_ranks_of_one_host_use_shared_memory_by_default():
     assert on_ranks(2, ways) == [("shared memory", [b"0", b"1"])] * 2
     assert on_ranks(2, ways, backend="gloo") == [("gloo", [b"0", b"1"])] * 2
+
+
+def unanswered(ranks):
+    """What rank 0 sees of two sums that rank 1 does not take part in."""
+    store, seen = dist.distributed_c10d._get_default_store(), []
+    if ranks.rank == 1:
+        store.wait(["seen"], datetime.timedelta(seconds=60))
+        return seen
+    for one in [dist.all_reduce(torch.zeros(2), async_op=True) for _ in range(2)]:
+        try:
+            with ranks.meeting():
+                one.wait()
+        except RankLostError as error:
+            seen.append(str(error.__cause__))
+    store.set("seen", "")
+    return seen
+
+
+def test_loss_is_seen_in_each_wait_that_ends_with_it():
+    """The second one's error does not name gloo."""
+    seen, _ = on_ranks(2, unanswered, backend="gloo", limit_s=3.0)
+    assert len(seen) == 2
+    assert "Application timeout caused pair closure" in seen
 
 
 def drift(ranks):

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -13,6 +14,7 @@ import torch
 import headrace
 from headrace.collectors.api import Ledger
 from headrace.distributed import child_process
+from headrace.distributed.ranks import JoinedRanks
 from headrace.errors import RankError, RankLostError
 from headrace.training.counters import Counters
 from headrace.training.rejoin import Iteration
@@ -91,6 +93,20 @@ def check(run, *, killed=1, updates=12, left_at_end=0):
     assert lost <= killed * UPDATE // 2 + left_at_end  # a learner's share of a batch
 
 
+@pytest.fixture
+def left_open(monkeypatch):
+    """Threads of connections that rank 0 has left open, each time that it has left a group."""
+    close, threads = JoinedRanks.close, []
+
+    def close_and_look(ranks):
+        close(ranks)
+        names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
+        threads.append([name for name in names if "gloo" in name])
+
+    monkeypatch.setattr(JoinedRanks, "close", close_and_look)
+    return threads
+
+
 @pytest.mark.parametrize(
     ("learners", "backend"),
     [
@@ -101,7 +117,7 @@ def check(run, *, killed=1, updates=12, left_at_end=0):
     ],
 )
 @repeats("where", ["gradient", "collect", "between"])
-def test_learner_that_is_killed_is_replaced(tmp_path, capfd, where, learners, backend):
+def test_learner_that_is_killed_is_replaced(tmp_path, capfd, left_open, where, learners, backend):
     first, mark, before = os.getpid(), tmp_path / "died", children()
     made = {"env": "CartPole-v1"}
     if where == "gradient":
@@ -125,6 +141,7 @@ def test_learner_that_is_killed_is_replaced(tmp_path, capfd, where, learners, ba
     assert f" of {learners} died (SIGKILL)" in out
     assert "the others go on with all that they have learned" in out
     assert children() == before
+    assert left_open == [[], []]  # others would wait for this rank, and not see the loss
 
 
 @pytest.mark.more

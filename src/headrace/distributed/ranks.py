@@ -11,6 +11,7 @@ import gc
 import inspect
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -77,7 +78,8 @@ class Ranks:
     def rejoin(self, error: RankLostError) -> str:
         """Join the ranks that are left, and one in the place of each that was lost.
 
-        Modules that were wrapped must be wrapped again, by all ranks in the same order.
+        Nothing may hold a module that `wrap` has returned: with it, connections stay open, and
+        others wait for this rank. Then modules are wrapped again, by all in the same order.
 
         Returns:
             The losses, in words.
@@ -160,13 +162,17 @@ class GroupRanks(Ranks):
         try:
             yield
         except RuntimeError as error:
-            # gloo has no class of its own
-            if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            if not isinstance(error, dist.DistError) and not _GLOO.search(str(error)):
                 raise
             raise RankLostError(
                 f"Rank {self.rank} of {self.size} lost the others: {error}\n"
                 "If one of them failed, its own message says why."
             ) from error
+
+
+# gloo's errors have no class of their own. If a wait of a rank times out, its other waits end with
+# the second text alone.
+_GLOO = re.compile("gloo|Application timeout caused pair closure")
 
 
 class JoinedRanks(GroupRanks):

@@ -108,22 +108,21 @@ class PolicyLearner:
             self.gradients[name] = "made elsewhere"
             return self._outside.steps
         run, meter, ranks = self._settings.run, self._meter, self._ranks
-        loss: nn.Module = loss_of(spec, self._settings.algo, compiled=run.compile)
         arguments = spec.module, self._settings.network, self._settings.algo
         path, reason = choose(GRADIENTS, spec.function, *arguments)
         if run.compile:
             path, reason = None, "--compile"
         graph = ", of small minibatches as a CUDA graph" if self._can_be_recorded else ""
         self.gradients[name] = describe_choice(path, f"autograd{graph}", reason)
-        if path is None:
-            loss = ranks.wrap(loss, meter, may_skip=spec.may_skip or self._own_model)
+        wrap = partial(ranks.wrap, meter=meter, may_skip=spec.may_skip or self._own_model)
         return Optimizer(
-            loss,
+            loss_of(spec, self._settings.algo, compiled=run.compile),
             spec.max_grad_norm,
             run.num_accumulation_steps,
             eps=spec.adam_eps,
             beta1=spec.adam_beta1,
             manual=None if path is None else path.make(*arguments),
+            wrap=wrap if path is None else lambda loss: loss,
             over_ranks=lambda gradient: ranks.mean(gradient, meter),
         )
 
@@ -291,11 +290,6 @@ class PolicyLearner:
         """How far this learner is: updates, and gradient steps of the update under way."""
         return self.version, self._steps_made
 
-    def rejoin(self) -> None:
-        """Average gradients over the ranks that there are after a loss."""
-        for optimizer in self.optimizers.values():
-            optimizer.rejoin(partial(self._ranks.wrap, meter=self._meter))
-
     def shared_state(self) -> SectionState:
         """Return what is the same on all ranks, also within an update."""
         state = {f"policy.{key}": tensor for key, tensor in self.policy.state_dict().items()}
@@ -443,10 +437,17 @@ class Learner:
         """How far each policy's learner is; see `PolicyLearner.position`."""
         return [learner.position for learner in self.learners.values()]
 
-    def rejoin(self) -> None:
-        """Average gradients over the ranks that there are after a loss."""
+    def leave_ranks(self) -> None:
+        """Keep no connection to the other ranks, after the loss of one."""
         for learner in self.learners.values():
-            learner.rejoin()
+            for optimizer in learner.optimizers.values():
+                optimizer.leave_ranks()
+
+    def join_ranks(self) -> None:
+        """Average gradients over the ranks that there are then. Called on all of them at once."""
+        for learner in self.learners.values():
+            for optimizer in learner.optimizers.values():
+                optimizer.join_ranks()
 
     def shared_state(self) -> SectionState:
         """Return what is the same on all ranks, also within an update."""

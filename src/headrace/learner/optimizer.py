@@ -39,8 +39,11 @@ class GradientSteps(Protocol):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore the tensors of `state`."""
 
-    def rejoin(self, wrap: Callable[..., nn.Module]) -> None:
-        """Go on with the ranks that there are after a loss; `wrap` is `Ranks.wrap`."""
+    def leave_ranks(self) -> None:
+        """Keep no connection to the other ranks, after the loss of one."""
+
+    def join_ranks(self) -> None:
+        """Average gradients over the ranks that there are then. Called on all of them at once."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +128,13 @@ class Optimizer:
         max_grad_norm: float,
         num_accumulation_steps: int = 1,
         manual: ManualGradient | None = None,
+        wrap: Callable[[nn.Module], nn.Module] = lambda loss: loss,
         over_ranks: Callable[[Tensor], None] = lambda gradient: None,
         eps: float = 1e-5,
         beta1: float = 0.9,
     ) -> None:
-        self._loss, self._num_parts = loss, num_accumulation_steps
-        self._manual, self._over_ranks = manual, over_ranks
+        self._loss, self._num_parts = wrap(loss), num_accumulation_steps
+        self._manual, self._wrap, self._over_ranks = manual, wrap, over_ranks
         self.max_grad_norm = max_grad_norm
         self._parameters = list(loss.parameters())
         self._adam = _Adam(self._parameters, eps, beta1, manual)
@@ -208,10 +212,14 @@ class Optimizer:
             return self._loss.no_sync()
         return contextlib.nullcontext()
 
-    def rejoin(self, wrap: Callable[..., nn.Module]) -> None:
-        """Wrap the loss again, by `Ranks.wrap`, for the ranks that there are after a loss."""
+    def leave_ranks(self) -> None:
+        """Keep no connection to the other ranks, after the loss of one."""
         if isinstance(self._loss, DistributedDataParallel):
-            self._loss = wrap(self._loss.module, may_skip=self._loss.find_unused_parameters)
+            self._loss = self._loss.module
+
+    def join_ranks(self) -> None:
+        """Average gradients over the ranks that there are then. Called on all of them at once."""
+        self._loss = self._wrap(self._loss)
 
     def num_nonfinite(self) -> Tensor:
         """Return the number of masked steps, plus 1 if a parameter is not finite; on the device."""

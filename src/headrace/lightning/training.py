@@ -82,7 +82,10 @@ class HandedSteps(GradientSteps):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore nothing."""
 
-    def rejoin(self, wrap: Callable[..., nn.Module]) -> None:
+    def leave_ranks(self) -> None:
+        """Do nothing: Lightning's ranks are not replaced."""
+
+    def join_ranks(self) -> None:
         """Do nothing: Lightning's ranks are not replaced."""
 
 

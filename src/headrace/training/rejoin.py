@@ -156,10 +156,11 @@ def agree(
     losses = []
     while True:
         if error is not None:
+            learner.leave_ranks()
             losses.append(ranks.rejoin(error))
         try:
             if error is not None:
-                learner.rejoin()
+                learner.join_ranks()
             agreed = _agree(ranks, learner, counters, league, iteration, saved_version)
         except RankLostError as another:
             error = another
