@@ -18,8 +18,8 @@ from headrace.tools.autoscale.autoscale import BUDGET_S, find_sizes
 from headrace.tools.forecast import MeasuredRun, forecasts
 from headrace.tools.plan.goals import Goal, parse_budget, parse_need, parse_target
 from headrace.tools.plan.machines import read_catalogue
-from headrace.tools.plan.planner import make_plan
 from headrace.tools.plan.rates import Rates
+from headrace.tools.plan.spot import make_plan
 from headrace.tools.plotting import check_output as check_picture
 from headrace.tools.profile import timeline_plots
 from headrace.tools.profile.profiler import profile_env, profile_run
@@ -167,6 +167,9 @@ class _Plan(JsonVerb):
     """The least cost for GPUs and further CPU cores for workers, as in "8 gpus 64 cpus"."""
     one_learner_kind: bool = False
     """Put all learners on machines of one kind."""
+    spot: bool = False
+    """Rent spot machines where they are cheaper, though some are taken away; `[machines.NAME.spot]`
+    has their prices."""
 
     def execute(self, argv: list[str]) -> None:
         goals: list[Goal] = []
@@ -174,7 +177,8 @@ class _Plan(JsonVerb):
         goals += [parse_budget(self.budget)] if self.budget else []
         goals += [parse_need(self.need)] if self.need else []
         rates = Rates.read(self.profile) if self.profile else None
-        answer = make_plan(goals, read_catalogue(self.machines), rates, self.one_learner_kind)
+        catalogue = read_catalogue(self.machines)
+        answer = make_plan(goals, catalogue, rates, self.one_learner_kind, self.spot)
         self.answer(answer.to_json(), answer.describe())
 
 

@@ -20,11 +20,13 @@ from headrace.tools.plan.goals import Budget, Need, Target, parse_budget, parse_
 from headrace.tools.plan.machines import (
     Catalogue,
     MachineKind,
+    SpotTerms,
     parse_catalogue,
     read_catalogue,
 )
-from headrace.tools.plan.planner import Planner, make_plan
+from headrace.tools.plan.planner import Planner
 from headrace.tools.plan.rates import Rates
+from headrace.tools.plan.spot import make_plan
 from tests import python
 from tests.marks import repeats
 
@@ -284,7 +286,8 @@ def test_guide_has_published_plan_and_all_keys():
     given = tomllib.loads(example)
     assert set(given) == (names(Catalogue) - {"kinds"}) | {"machines"}
     (machine,) = given["machines"].values()
-    assert set(machine) == names(MachineKind) - {"name"}
+    assert set(machine) == names(MachineKind) - {"name", "is_spot"}
+    assert set(machine["spot"]) == names(SpotTerms) - {"kind"}
     assert parse_catalogue(given, "the guide").kinds[0].at_most == 8
 
 
@@ -426,7 +429,7 @@ def test_old_profile_with_samplers_is_read():
 
 def test_all_keys_of_machine_are_read():
     of = SMALL | {"memory_gib": 16, "cpu_speed": 0.5, "at_most": 3, "note": "ours"}
-    assert set(of) == names(MachineKind) - {"name"}
+    assert set(of) == names(MachineKind) - {"name", "spot", "is_spot"}
     (kind,) = parse_catalogue(TABLE | {"machines": {"a": of}}, "m.toml").kinds
     assert {name: getattr(kind, name) for name in of} == of
     assert kind.hardware == "4 CPUs, 1 GPU, 16 GiB"

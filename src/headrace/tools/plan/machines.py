@@ -3,7 +3,7 @@
 import datetime
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +13,22 @@ from headrace.errors import ConfigError, did_you_mean
 
 Positive = Annotated[float, Between(1e-9), Expected("a number above 0")]
 """The type of a speed or rate."""
+
+
+@dataclass(frozen=True)
+class SpotTerms:
+    """Terms on which a machine is cheaper, since it may be taken away at any moment.
+
+    Attributes:
+        price_per_h: price of one machine, in the currency of the catalogue.
+        hours_between_losses: mean time after which a machine is taken away.
+        minutes_to_replace: until another one is there.
+    """
+
+    kind: str
+    price_per_h: NonNegative
+    hours_between_losses: Positive
+    minutes_to_replace: NonNegative = 5.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +43,8 @@ class MachineKind:
             and the profile both have a GPU, or neither.
         at_most: machines of this kind; default: no limit.
         note: shown beside the machine.
+        spot: the terms of the kind's spot machines; None: it has none.
+        is_spot: True for one that may be taken away, on these terms.
     """
 
     name: str
@@ -38,6 +56,8 @@ class MachineKind:
     learner_speed: Annotated[float | None, Between(1e-9), Expected("a number above 0")] = None
     at_most: Annotated[int | None, Between(0)] = None
     note: str = ""
+    spot: SpotTerms | None = None
+    is_spot: bool = False
 
     @property
     def hardware(self) -> str:
@@ -58,6 +78,7 @@ class Catalogue:
         is_example: True lets each plan begin with a warning.
         cpus_per_learner: CPU cores that a learner takes from workers.
         at_most: machines in all; default: no limit.
+        checkpoint_s: seconds that learners stand still for a checkpoint.
     """
 
     kinds: tuple[MachineKind, ...]
@@ -67,6 +88,26 @@ class Catalogue:
     is_example: bool = False
     cpus_per_learner: NonNegativeInt = 1
     at_most: Annotated[int | None, Between(0)] = None
+    checkpoint_s: Positive = 1.0
+
+    def with_spot(self, *, learners: bool) -> "Catalogue":
+        """Add the spot machines, as kinds of their own.
+
+        Args:
+            learners: whether learners may run on them.
+        """
+        spot = [
+            replace(
+                kind,
+                name=f"{kind.name}-spot",
+                price_per_h=kind.spot.price_per_h,
+                is_spot=True,
+                learner_speed=kind.learner_speed if learners else 0.0,
+            )
+            for kind in self.kinds
+            if kind.spot is not None
+        ]
+        return replace(self, kinds=(*self.kinds, *spot))
 
 
 def read_catalogue(path: Path | None = None) -> Catalogue:
@@ -98,7 +139,14 @@ def _parse_kind(name: str, table: Any, file: str) -> MachineKind:
     place = f"machines.{name} in {file}"
     if not isinstance(table, dict):
         raise ConfigError(f"{place} is {table!r}: expected a table, [machines.{name}].")
-    kind = MachineKind(name, **_checked(MachineKind, table, place))
+    spot = None
+    if "spot" in table:
+        spot_place = f"machines.{name}.spot in {file}"
+        if not isinstance(table["spot"], dict):
+            raise ConfigError(f"{spot_place} is no table: expected [machines.{name}.spot].")
+        spot = SpotTerms(name, **_checked(SpotTerms, table["spot"], spot_place))
+    own = {key: value for key, value in table.items() if key != "spot"}
+    kind = MachineKind(name, **_checked(MachineKind, own, place), spot=spot)
     if not kind.price_per_h and kind.at_most is None:
         raise ConfigError(
             f"price_per_h of {place} is 0, so that no number of them is too many.\n"
@@ -108,7 +156,8 @@ def _parse_kind(name: str, table: Any, file: str) -> MachineKind:
 
 
 def _checked(cls: Any, table: Mapping[str, Any], place: str) -> dict[str, Any]:
-    known = fields(cls)[1:]  # the first is not a key of the table
+    # The first, and those that are made here, are no keys of the table.
+    known = [field for field in fields(cls)[1:] if field.name not in ("spot", "is_spot")]
     names = [field.name for field in known]
     for key in table:
         if key not in names:

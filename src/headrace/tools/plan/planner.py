@@ -7,7 +7,7 @@ only several learners pay for the all-reduce, so there are two programs for each
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from headrace.errors import ConfigError, HeadraceError
@@ -75,13 +75,14 @@ class Planner:
                 f"gain nothing with {self.rates.algo}, whose minibatches are small.\nAsk for "
                 f"{most:g} gpus, or leave out --profile."
             )
-        best = self._best(goal)
+        best = self.best(goal)
         if best is None:
             raise self._refusal(goal)
-        without = {kind: self._best(goal, without=kind) for kind in best.machines}
+        without = {kind: self.best(goal, without=kind) for kind in best.machines}
         return PlanResult(goal, self.catalogue, self.rates, best, without)
 
-    def _best(self, goal: Goal, without: str = "") -> MachinePlan | None:
+    def best(self, goal: Goal, without: str = "") -> MachinePlan | None:
+        """Return the best plan, without one kind of machines; None if no plan reaches the goal."""
         if isinstance(goal, Need):
             cases = self._need_cases(goal.gpus)
             solution = self._search(Objective("cost", cpus=goal.cpus, without=without), cases)
@@ -177,13 +178,17 @@ class Planner:
             cost_per_h=sum(kind.price_per_h * machines[kind.name] for kind in kinds),
             solver_gap=solution.gap,
         )
-        rates, count = self.rates, sum(learners.values())
+        return self.with_rates(plan)
+
+    def with_rates(self, plan: MachinePlan) -> MachinePlan:
+        """Return the plan with the rates of its machines, workers and learners."""
+        rates, cores, count = self.rates, plan.worker_cores, sum(plan.learners.values())
         if rates is None or not count:
             return plan
         sampling = sum(
-            cores[kind.name] * kind.cpu_speed * rates.core_env_steps_per_s for kind in kinds
+            cores[kind.name] * kind.cpu_speed * rates.core_env_steps_per_s for kind in plan.kinds
         )
-        slowest = min(self.speeds[name] for name in learners)
+        slowest = min(self.speeds[name] for name in plan.learners)
         alone = count * slowest * rates.learner_env_steps_per_s
         return replace(
             plan,
@@ -222,7 +227,7 @@ class Planner:
 
     def _need_cases(self, gpus: int) -> Iterator[LearnerCase]:
         """Yield the cases with one learner on each needed GPU."""
-        able = [kind.name for kind in self.kinds if kind.gpus]
+        able = [kind.name for kind in self.kinds if kind.gpus and self.speeds[kind.name]]
         for names in [[name] for name in able] if self.one_learner_kind and gpus else [able]:
             yield LearnerCase(frozenset(names), 1.0, gpus, gpus)
 
@@ -261,6 +266,8 @@ class Planner:
 
 def learner_speed(kind: MachineKind, rates: Rates | None) -> float:
     """Return a learner's speed, relative to the profiled one (0: none runs); ConfigError."""
+    if kind.learner_speed == 0.0:
+        return 0.0
     if rates is None:
         return 1.0 if kind.gpus else 0.0
     if kind.learner_speed is not None:
@@ -274,18 +281,3 @@ def learner_speed(kind: MachineKind, rates: Rates | None) -> float:
         f"known.\nProfile on one, or put learner_speed into [machines.{kind.name}]: how many times "
         "as fast it learns as the profiled one."
     )
-
-
-def make_plan(
-    goals: Sequence[Goal],
-    catalogue: Catalogue,
-    rates: Rates | None = None,
-    one_learner_kind: bool = False,
-) -> PlanResult:
-    """Plan for the one goal in `goals`; ConfigError if there is none, or more than one."""
-    if len(goals) != 1:
-        raise ConfigError(
-            f"Expected one of --target, --budget and --need, and got {len(goals) or 'none'}.\n"
-            'Examples: --target "20M env_steps in 1h", --budget "5 USD/h", --need "8 gpus 64 cpus"'
-        )
-    return Planner(catalogue, rates, one_learner_kind).plan(goals[0])

@@ -45,11 +45,12 @@ class MachinePlan:
         """The machines as text, such as `8 x small-gpu + 4 x cpu-8`."""
         return " + ".join(f"{n} x {name}" for name, n in self.machines.items())
 
-    def hours(self, goal: Goal) -> float | None:
-        """Return the duration of the target's env steps; None without a target."""
-        if not isinstance(goal, Target) or not self.env_steps_per_s:
+    def hours(self, goal: Goal, spot: "SpotForecast | None" = None) -> float | None:
+        """Return the duration of the target's env steps, with losses; None without a target."""
+        rate = spot.env_steps_per_s if spot else self.env_steps_per_s
+        if not isinstance(goal, Target) or not rate:
             return None
-        return goal.env_steps / self.env_steps_per_s / 3600
+        return goal.env_steps / rate / 3600
 
     def command(self, rates: Rates, learner_threads: int) -> str | None:
         """Return the command that starts training; None if no worker has a core."""
@@ -72,14 +73,56 @@ class MachinePlan:
 
 
 @dataclass(frozen=True)
+class Yield:
+    """What losses of machines leave of a plan.
+
+    Attributes:
+        share: env steps that are learned from, of those without a loss.
+        losses_per_h: machines that are lost, of all.
+        learner_losses_per_h: machines of learners among these.
+        again: env steps that are made again after a rollback, of those without a loss.
+        standing: time in which learners stand still, of all.
+    """
+
+    share: float
+    losses_per_h: float
+    learner_losses_per_h: float
+    again: float
+    standing: float
+
+
+@dataclass(frozen=True)
+class SpotForecast:
+    """What is expected of a plan with spot machines.
+
+    Attributes:
+        spares: of the plan's machines, those beyond what its learners need, by kind.
+        checkpoint_every_s: how often to save.
+        left: what losses leave of the plan.
+        env_steps_per_s: of the plan, with losses; None without a profile.
+    """
+
+    spares: dict[str, int]
+    checkpoint_every_s: float
+    left: Yield
+    env_steps_per_s: float | None
+
+
+@dataclass(frozen=True)
 class PlanResult:
-    """The best plan, and the best without each kind that it uses (None if there is none)."""
+    """The best plan, and the best without each kind that it uses (None if there is none).
+
+    Attributes:
+        spot: what losses leave of it, if it was made with spot machines. Then the one plan of
+            `without` is that without these.
+    """
 
     goal: Goal
     catalogue: Catalogue
     rates: Rates | None
     plan: MachinePlan
     without: dict[str, MachinePlan | None]
+    spot: SpotForecast | None = None
 
     @property
     def runner_up(self) -> str | None:
@@ -99,7 +142,8 @@ class PlanResult:
             "goal": {type(self.goal).__name__.lower(): asdict(self.goal)},
             "catalogue": catalogue,
             "rates": asdict(self.rates) if self.rates else None,
-            "plan": self._plain(self.plan),
+            "plan": self._plain(self.plan, self.spot),
+            "spot": asdict(self.spot) if self.spot else None,
             "runner_up": self.runner_up,
             "without": {
                 kind: self._plain(plan) if plan else None for kind, plan in self.without.items()
@@ -107,17 +151,22 @@ class PlanResult:
             "assumed": self.assumptions(),
         }
 
-    def _plain(self, plan: MachinePlan) -> dict[str, Any]:
-        hours = plan.hours(self.goal)
+    def _plain(self, plan: MachinePlan, spot: SpotForecast | None = None) -> dict[str, Any]:
+        hours = plan.hours(self.goal, spot)
         return {name: value for name, value in vars(plan).items() if name != "kinds"} | {
             "cost": None if hours is None else hours * plan.cost_per_h,
             "hours": hours,
             "limit": plan.limit,
-            "command": self._command(plan),
+            "command": self._command(plan, spot),
         }
 
-    def _command(self, plan: MachinePlan) -> str | None:
-        return plan.command(self.rates, self.catalogue.cpus_per_learner) if self.rates else None
+    def _command(self, plan: MachinePlan, spot: SpotForecast | None) -> str | None:
+        if not self.rates:
+            return None
+        command = plan.command(self.rates, self.catalogue.cpus_per_learner)
+        if command and spot:
+            command += f" --checkpoint-every-s {spot.checkpoint_every_s:.0f}"
+        return command
 
     def assumptions(self) -> list[str]:
         """List what the plan assumes without a measurement."""
@@ -142,6 +191,11 @@ class PlanResult:
         )
         lines.append("The batch is divided evenly: every learner waits for the slowest one.")
         lines.append("Networks between machines and the start of machines take no time.")
+        if self.spot:
+            lines.append(
+                "Machines are lost one by one, at random, and without a notice. Learners that "
+                "have lost a machine begin again from the newest checkpoint, once there is room."
+            )
         return lines
 
     def describe(self) -> str:
@@ -160,11 +214,11 @@ class PlanResult:
                 f"(lag {rates.lag})."
             )
         lines += [f"Goal: {_goal(self.goal, catalogue)}.", "", "Plan", *self._machine_lines()]
-        lines += self._prediction_lines()
+        lines += [*self._prediction_lines(), *self._loss_lines()]
         lines += [self._alternative(kind) for kind in self.without]
         if (gap := self.plan.solver_gap) > 1e-6:
             lines.append(f"The solver reached its time limit: a plan may be {gap:.2%} cheaper.")
-        if command := self._command(self.plan):
+        if command := self._command(self.plan, self.spot):
             lines += ["", f"To start it: {command}"]
         if assumptions := self.assumptions():
             lines += ["", "Assumed", *(f"  {each}" for each in assumptions)]
@@ -192,10 +246,28 @@ class PlanResult:
             f"  Predicted: {plan.env_steps_per_s:,.0f} env steps/s. The limit is {plan.limit}: "
             f"workers alone make {sampling:,.0f}, learners alone take {learning:,.0f}."
         )
-        if (hours := plan.hours(self.goal)) is not None:
+        if (hours := plan.hours(self.goal, self.spot)) is not None:
             lines.append(
                 f"  Takes {hours:,.2f} h: {hours * plan.cost_per_h:,.2f} {currency} in all."
             )
+        return lines
+
+    def _loss_lines(self) -> list[str]:
+        if not (spot := self.spot):
+            return []
+        left = spot.left
+        rate = f": {spot.env_steps_per_s:,.0f} env steps/s" if spot.env_steps_per_s else ""
+        lines = [
+            f"  With losses: {left.share:.1%} of this speed{rate}. {left.losses_per_h:.2g} "
+            f"machines are lost per hour, {left.learner_losses_per_h:.2g} of them learners'. "
+            f"Learners stand still {left.standing:.1%} of the time, and make {left.again:.1%} "
+            "again."
+        ]
+        lines += [
+            f"  Spare: {n} x {kind}, so that learners begin again at once (till then its cores "
+            "have workers)."
+            for kind, n in spot.spares.items()
+        ]
         return lines
 
     def _alternative(self, kind: str) -> str:

@@ -1,0 +1,182 @@
+"""What is left of a plan's speed if machines are taken away: a simulation of some months.
+
+Machines are lost at random, each after the same time on average, and replaced after a fixed time.
+What a loss costs was measured (`TODAY`). Left out: which machines to rent (`spot.py`), losses of
+many machines at once, and notices before a loss, with which nothing has to be made again.
+"""
+
+import heapq
+import math
+import random
+from dataclasses import dataclass
+
+from headrace.tools.plan.machines import MachineKind
+from headrace.tools.plan.rates import Rates
+from headrace.tools.plan.result import MachinePlan, Yield
+
+_MIN_CHECKPOINT_EVERY_S, _MAX_CHECKPOINT_EVERY_S = 10.0, 600.0
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How a run goes on after the loss of a learner's machine.
+
+    Attributes:
+        restart_s: until learners learn again, once there is room for all of them.
+        keeps_work: True: from the last gradient step; False: from the newest checkpoint.
+        waits: True: learning stands still until there is room for all learners; False: those that
+            are left go on with all of the batch.
+    """
+
+    restart_s: float
+    keeps_work: bool
+    waits: bool
+
+
+TODAY = Recovery(28.0, keeps_work=False, waits=True)
+"""docs/cluster.md, F20: the machine of one of two learners is lost."""
+
+
+def checkpoint_interval_s(plan: MachinePlan, checkpoint_s: float) -> float:
+    """Return how often to save (s), so that saving and work made again cost the least together.
+
+    Young 1974, "A first order approximation to the optimum checkpoint interval".
+    """
+    rate = sum(
+        learner_machines(kind, plan) / (3600 * kind.spot.hours_between_losses)
+        for kind in plan.kinds
+        if kind.is_spot and kind.spot
+    )
+    best = math.sqrt(2 * checkpoint_s / rate) if rate else math.inf
+    return min(max(best, _MIN_CHECKPOINT_EVERY_S), _MAX_CHECKPOINT_EVERY_S)
+
+
+def simulate_losses(
+    plan: MachinePlan,
+    rates: Rates | None,
+    checkpoint_every_s: float,
+    checkpoint_s: float,
+    recovery: Recovery = TODAY,
+    *,
+    hours: float = 2_000.0,
+    most_losses: int = 5_000,
+    seed: int = 0,
+) -> Yield:
+    """Simulate the losses of a plan's machines.
+
+    Args:
+        rates: of the profile; None: workers are taken for the limit.
+        checkpoint_every_s: seconds between two checkpoints, which take `checkpoint_s` each.
+        hours: to simulate; fewer if there were so many losses before.
+    """
+    simulation = _Simulation(plan, rates, checkpoint_every_s, checkpoint_s, recovery, seed)
+    return simulation.run(hours, most_losses)
+
+
+def learner_machines(kind: MachineKind, plan: MachinePlan) -> int:
+    """Return how many machines of a kind its learners need."""
+    learners = plan.learners.get(kind.name, 0)
+    return math.ceil(learners / (kind.gpus or kind.cpus)) if learners else 0
+
+
+class _Simulation:
+    def __init__(
+        self,
+        plan: MachinePlan,
+        rates: Rates | None,
+        checkpoint_every_s: float,
+        checkpoint_s: float,
+        recovery: Recovery,
+        seed: int,
+    ) -> None:
+        self._plan, self._rates, self._recovery = plan, rates, recovery
+        self._every_s, self._random = checkpoint_every_s, random.Random(seed)
+        self._saving = checkpoint_every_s / (checkpoint_every_s + checkpoint_s)
+        self._spot = [(kind, kind.spot) for kind in plan.kinds if kind.is_spot and kind.spot]
+        self._here = {kind.name: plan.machines[kind.name] for kind in plan.kinds}
+        self._learning = {kind.name: learner_machines(kind, plan) for kind in plan.kinds}
+        self._full = self._rate()
+        self._learned = self._again = self._standing_s = 0.0
+        self._stands_until, self._since_checkpoint = 0.0, 0.0
+
+    def run(self, hours: float, most_losses: int) -> Yield:
+        """Return what is left after so many hours, or losses."""
+        now, end = 0.0, 3600 * hours
+        back: list[tuple[float, str]] = []
+        losses = learner_losses = 0
+        while now < end and losses < most_losses:
+            chances = [
+                self._here[kind.name] / (3600 * terms.hours_between_losses)
+                for kind, terms in self._spot
+            ]
+            total = sum(chances)
+            lost_at = now + self._random.expovariate(total) if total else math.inf
+            until = min(lost_at, back[0][0] if back else math.inf, end)
+            self._go_on(now, until)
+            now = until
+            if back and back[0][0] <= now:
+                self._comes(heapq.heappop(back)[1], now)
+            elif lost_at <= now:
+                kind, terms = self._random.choices(self._spot, chances)[0]
+                losses += 1
+                learner_losses += self._is_lost(kind, now)
+                heapq.heappush(back, (now + 60 * terms.minutes_to_replace, kind.name))
+        passed = max(now, 1.0)
+        return Yield(
+            share=max(0.0, self._learned) / (self._full * passed),
+            losses_per_h=3600 * losses / passed,
+            learner_losses_per_h=3600 * learner_losses / passed,
+            again=self._again / (self._full * passed),
+            standing=self._standing_s / passed,
+        )
+
+    def _go_on(self, now: float, until: float) -> None:
+        """Learn until then, unless learners stand still."""
+        begin = min(max(now, self._stands_until), until)
+        if self._recovery.waits and not self._has_room():
+            begin = until
+        self._standing_s += begin - now
+        learning_s = (until - begin) * self._saving
+        self._learned += learning_s * self._rate()
+        self._since_checkpoint = (self._since_checkpoint + learning_s) % self._every_s
+
+    def _is_lost(self, kind: MachineKind, now: float) -> bool:
+        """Take a machine away; return whether a learner was on it."""
+        here, learning = self._here[kind.name], self._learning[kind.name]
+        again = self._since_checkpoint * self._rate()
+        self._here[kind.name] -= 1
+        if self._random.random() >= min(learning, here) / here:
+            return False
+        self._stands_until = max(self._stands_until, now + self._recovery.restart_s)
+        if not self._recovery.keeps_work:
+            self._learned, self._again = self._learned - again, self._again + again
+            self._since_checkpoint = 0.0
+        return True
+
+    def _comes(self, name: str, now: float) -> None:
+        had_room = self._has_room()
+        self._here[name] += 1
+        if self._recovery.waits and not had_room and self._has_room():
+            self._stands_until = max(self._stands_until, now + self._recovery.restart_s)
+
+    def _has_room(self) -> bool:
+        return all(self._here[name] >= needed for name, needed in self._learning.items())
+
+    def _rate(self) -> float:
+        """Return the env steps/s of the machines that are there; without rates, of 1 in all."""
+        plan, learners, cores, all_cores = self._plan, 0.0, 0.0, 0.0
+        for kind in plan.kinds:
+            machines, needed = plan.machines[kind.name], self._learning[kind.name]
+            share = self._here[kind.name] / machines
+            speed = kind.cpu_speed * plan.worker_cores[kind.name]
+            cores, all_cores = cores + share * speed, all_cores + speed
+            if needed:
+                running = min(1.0, self._here[kind.name] / needed)
+                learners += plan.learners[kind.name] * running
+        sampling = cores / all_cores if all_cores else 1.0
+        if self._rates is None or not plan.learning_env_steps_per_s:
+            return sampling if learners or not plan.learners else 0.0
+        learning = plan.learning_env_steps_per_s * learners / sum(plan.learners.values())
+        return self._rates.throughput(
+            sampling * (plan.sampling_env_steps_per_s or 0.0), learning, 1
+        )
