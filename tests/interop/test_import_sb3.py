@@ -376,6 +376,18 @@ def kwargs_of(**of):
         ("ppo gears", f"{HERE}:as_many_logits", {}, "its action space is MultiDiscrete"),
         ("ppo choices", "Acrobot-v1", {}, r"observation space is Box\(4,\).*Acrobot-v1 is Box\(6,"),
         ("ppo choices", f"{HERE}:gears", {}, "its action space is Discrete"),
+        ("ppo gears", f"{HERE}:other_gears", {}, r"with choices \[3 2 4\] \(here 4 3 2\)"),
+        ("sac", f"{HERE}:wide_steering", {}, r"with low \[-2\. 0\.\] \(here -4 0\)"),
+        ("sac goals", f"{HERE}:other_goals", {}, "observation space is Dict.*'observation': '4'"),
+        (
+            "ppo choices", "CartPole-v1", kwargs_of(activation_fn="<class 'mine.Tanh'>"),
+            r"activation_fn=mine\.Tanh: expected one of Tanh",
+        ),
+        (
+            "ppo choices", "CartPole-v1",
+            kwargs_of(features_extractor_class="<class '__main__.FlattenExtractor'>"),
+            r"features extractor of its own \(__main__\.FlattenExtractor\)",
+        ),
         (
             "ppo choices", "Acrobot-v1", {"observation_space": None, "action_space": None},
             r"do not fit Acrobot-v1.*\n.*actor.bias: model \(2,\), here \(3,\)",
@@ -447,6 +459,20 @@ def test_gsde_of_real_models_is_refused(tmp_path):
 def test_an_activation_is_that_of_the_model(saved):
     path = saved("ppo continuous")[1]
     assert read_model(path).object("policy_kwargs")["activation_fn"].endswith("ELU'>")
+
+
+@pytest.mark.parametrize("damage", ["no tensors", "compressed"])
+def test_a_damaged_member_is_refused(damage, saved, tmp_path):
+    path = rewritten(saved("a2c")[1], tmp_path / "m.zip", **{"policy.pth": b""})
+    if damage == "compressed":
+        text = os.urandom(9).hex().encode() * 99
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr("data", text)
+        whole = bytearray(path.read_bytes())
+        whole[40:60] = bytes(20)
+        path.write_bytes(whole)
+    with pytest.raises(CheckpointError):
+        read_model(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", None], ids=["empty", "cut off", "another zip"])
