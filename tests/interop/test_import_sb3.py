@@ -237,8 +237,21 @@ def test_a_missing_normalizer_is_warned_of(normalized, tmp_path):
         ({"obs_mean": np.zeros(3)}, r"mean of the observation has the shape \(3,\)"),
         ({"obs_mean": None}, "neither obs_mean nor reward_mean"),
         ({"obs_mean": np.array([{}], dtype=object)}, "cannot be read"),
+        ({"obs_var": np.full(5, -1.0)}, "obs_var has other than usable numbers"),
+        ({"obs_mean": np.full(5, np.nan)}, "obs_mean has other than usable numbers"),
+        ({"clip_obs": np.full(2, 10.0)}, "clip_obs is not one number"),
+        ({"epsilon": 1e-5}, "epsilon=1e-05"),
     ],
-    ids=["another clip", "another shape", "none", "a pickle"],
+    ids=[
+        "another clip",
+        "another shape",
+        "none",
+        "a pickle",
+        "negative",
+        "NaN",
+        "two clips",
+        "epsilon",
+    ],
 )
 def test_a_normalizer_that_differs_is_refused(change, message, normalized, tmp_path):
     with np.load(normalized[1] / "normalizer.npz") as file:
@@ -294,6 +307,19 @@ def test_no_preset_decides_what_an_imported_run_learns(saved, tmp_path):
     settings = rundir.read_config(tmp_path / "ppo choices")["settings"]
     assert settings["lr"] == 3e-4 and settings["clip_coef"] == 0.2
     assert settings["vf_coef"] == 1.0 and settings["num_steps"] == 32
+
+
+def test_a_full_disk_leaves_no_run(saved, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    write, run_dir = checkpoint.write, tmp_path / "run"
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.warns(UserWarning, match="No space left"), pytest.raises(RunDirError):
+        import_sb3(saved("a2c")[1], "CartPole-v1", run_dir=run_dir)
+    assert not (run_dir / "config.json").exists()
+    monkeypatch.setattr(checkpoint, "write", write)
+    assert import_sb3(saved("a2c")[1], "CartPole-v1", run_dir=run_dir).algo == "a2c"
 
 
 class Payload:

@@ -190,11 +190,12 @@ def request_for(
     file = read_config_file(None if config is None else Path(config))
     # The algorithm travels as code: one of a script has no name that others could import.
     return RunRequest(
-        explicit, env, _several(wrapper), model, explicit.get("algo"), file, eval_env=eval_env
+        explicit, env, several(wrapper), model, explicit.get("algo"), file, eval_env=eval_env
     )
 
 
-def _several(wrapper: WrapperLike | Sequence[WrapperLike]) -> tuple[WrapperLike, ...]:
+def several(wrapper: WrapperLike | Sequence[WrapperLike]) -> tuple[WrapperLike, ...]:
+    """Return one wrapper or several as a tuple."""
     return (wrapper,) if isinstance(wrapper, str) or callable(wrapper) else tuple(wrapper)
 
 
@@ -231,7 +232,7 @@ def resume(
     return _finish(
         Launch(on_update, None if quiet else sys.stdout).resume(
             Path(run_dir),
-            RunRequest(changes, env, _several(wrapper), model, algo, eval_env=eval_env),
+            RunRequest(changes, env, several(wrapper), model, algo, eval_env=eval_env),
         )
     )
 

@@ -181,10 +181,18 @@ def test_each_of_several_policies_is_exported(tmp_path, capsys):
     np.testing.assert_allclose(agent({"obs": obs, "agent": 1})["action"][0], own, atol=1e-5)
     with pytest.raises(ConfigError, match=r"acts at random.*\n.*Use --stochastic"):
         headrace.export_policy(run.dir, policy="b")
+    with pytest.raises(ConfigError, match="acts at random"):
+        headrace.export_policy(checkpoint.newest(run.dir).path, policy="b")
     assert _main(["export", str(run.dir), "--policy", "b", "--stochastic", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["path"] == str(run.dir / "policy_b_stochastic.onnx")
     assert "--env" in said["notes"][0]
+
+
+def test_an_environment_that_is_named_and_cannot_be_made_is_refused(run, tmp_path):
+    with pytest.raises(headrace.errors.UsageError, match="There is no module 'nonsense'"):
+        headrace.export_policy(run.dir, tmp_path / "new.onnx", env="nonsense:thing")
+    assert not (tmp_path / "new.onnx").exists()
 
 
 class Branching(Linear):
