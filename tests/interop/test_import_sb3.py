@@ -192,6 +192,20 @@ def test_deviations_of_actions_are_those_of_stable_baselines3(name, saved, tmp_p
             torch.testing.assert_close(std, model.policy.log_std.exp())
 
 
+def test_an_imported_run_explores_on_as_the_model_did(saved, tmp_path):
+    model, path = saved("dqn")
+    import_sb3(path, "CartPole-v1", run_dir=tmp_path / "dqn")
+    epsilon = headrace.load_policy(tmp_path / "dqn").module.head.epsilon
+    assert float(epsilon) == pytest.approx(model.exploration_rate)
+    assert model.exploration_rate < 1
+    import_sb3(saved("sac")[1], f"{HERE}:steering", run_dir=tmp_path / "sac")
+    assert float(headrace.load_policy(tmp_path / "sac").module.head.is_random) == 0
+    # Of two components there, of each here.
+    assert saved("sac")[0].target_entropy == -2
+    assert rundir.read_config(tmp_path / "sac")["settings"]["target_entropy"] == -1
+    assert checkpoint.newest(tmp_path / "sac").manifest["counters"]["env_steps"] == STEPS
+
+
 @pytest.fixture(scope="module")
 def normalized(tmp_path_factory):
     """A model that was trained with VecNormalize, its file, and that of its statistics."""
