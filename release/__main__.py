@@ -87,6 +87,8 @@ def try_out(
         torch = installer.torch(python, "pinned" if tried.pinned_torch else tried.versions)
     except environments.NotHereError as missing:
         return row | {"result": f"not here: {missing}"}
+    except environments.InstallError as error:
+        return row | {"result": f"FAILED: {error}"}
     wanted = f"headrace[{','.join(tried.extras)}] @ {package.as_uri()}"
     with tempfile.TemporaryDirectory(prefix="row-", dir=installer.cache.parent) as name:
         venv, home = Path(name, "venv"), Path(name, "home")

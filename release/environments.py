@@ -4,7 +4,6 @@ uv does it: it finds the oldest versions that fit together, and packages that se
 have lie on the disk once. Its own settings (UV_INDEX and others) apply.
 """
 
-import contextlib
 import os
 import re
 import shutil
@@ -56,13 +55,17 @@ class Installer:
 
         Raises:
             NotHereError: There is no CPU build, and no other may be had.
+            InstallError: Nobody could say whether there is one.
         """
         version = self._torch_version(python, versions)
         builds = [f"torch=={version}+cpu", *([f"torch=={version}"] if self.allow_cuda else [])]
         for requirement in builds:
-            with contextlib.suppress(InstallError):
+            try:
                 self._resolve(python, requirement)
                 return requirement
+            except InstallError as error:
+                if "No solution found" not in str(error):  # the index did not answer, say
+                    raise
         raise NotHereError(f"no CPU build of torch {version} for this Python can be had here")
 
     def _torch_version(self, python: Path, versions: str) -> str:

@@ -32,6 +32,17 @@ def steering():
     return Spaces(box(5), gym.spaces.Box(*(each.astype(np.float32) for each in bounds)))
 
 
+def wide_steering():
+    """The same sizes as `steering`, and other bounds."""
+    bounds = np.array([-4.0, 0.0]), np.array([2.0, 6.0])
+    return Spaces(box(5), gym.spaces.Box(*(each.astype(np.float32) for each in bounds)))
+
+
+def other_gears():
+    """As many choices in all as `gears`, shared out otherwise."""
+    return Spaces(box(4), gym.spaces.MultiDiscrete([4, 3, 2]))
+
+
 def gears():
     return Spaces(box(4), gym.spaces.MultiDiscrete([3, 2, 4]))
 
@@ -48,6 +59,12 @@ def pictures():
 def goals():
     """A Dict of vectors, whose keys are not in the order of the alphabet."""
     parts = {"observation": box(4), "achieved_goal": box(2), "desired_goal": box(2)}
+    return Spaces(gym.spaces.Dict(parts), box(2, low=-0.5, high=0.5))
+
+
+def other_goals():
+    """The keys of `goals`, and as many numbers in all."""
+    parts = {"observation": box(2), "achieved_goal": box(2), "desired_goal": box(4)}
     return Spaces(gym.spaces.Dict(parts), box(2, low=-0.5, high=0.5))
 
 

@@ -192,6 +192,20 @@ def test_deviations_of_actions_are_those_of_stable_baselines3(name, saved, tmp_p
             torch.testing.assert_close(std, model.policy.log_std.exp())
 
 
+def test_an_imported_run_explores_on_as_the_model_did(saved, tmp_path):
+    model, path = saved("dqn")
+    import_sb3(path, "CartPole-v1", run_dir=tmp_path / "dqn")
+    epsilon = headrace.load_policy(tmp_path / "dqn").module.head.epsilon
+    assert float(epsilon) == pytest.approx(model.exploration_rate)
+    assert model.exploration_rate < 1
+    import_sb3(saved("sac")[1], f"{HERE}:steering", run_dir=tmp_path / "sac")
+    assert float(headrace.load_policy(tmp_path / "sac").module.head.is_random) == 0
+    # Of two components there, of each here.
+    assert saved("sac")[0].target_entropy == -2
+    assert rundir.read_config(tmp_path / "sac")["settings"]["target_entropy"] == -1
+    assert checkpoint.newest(tmp_path / "sac").manifest["counters"]["env_steps"] == STEPS
+
+
 @pytest.fixture(scope="module")
 def normalized(tmp_path_factory):
     """A model that was trained with VecNormalize, its file, and that of its statistics."""
@@ -237,8 +251,21 @@ def test_a_missing_normalizer_is_warned_of(normalized, tmp_path):
         ({"obs_mean": np.zeros(3)}, r"mean of the observation has the shape \(3,\)"),
         ({"obs_mean": None}, "neither obs_mean nor reward_mean"),
         ({"obs_mean": np.array([{}], dtype=object)}, "cannot be read"),
+        ({"obs_var": np.full(5, -1.0)}, "obs_var has other than usable numbers"),
+        ({"obs_mean": np.full(5, np.nan)}, "obs_mean has other than usable numbers"),
+        ({"clip_obs": np.full(2, 10.0)}, "clip_obs is not one number"),
+        ({"epsilon": 1e-5}, "epsilon=1e-05"),
     ],
-    ids=["another clip", "another shape", "none", "a pickle"],
+    ids=[
+        "another clip",
+        "another shape",
+        "none",
+        "a pickle",
+        "negative",
+        "NaN",
+        "two clips",
+        "epsilon",
+    ],
 )
 def test_a_normalizer_that_differs_is_refused(change, message, normalized, tmp_path):
     with np.load(normalized[1] / "normalizer.npz") as file:
@@ -294,6 +321,19 @@ def test_no_preset_decides_what_an_imported_run_learns(saved, tmp_path):
     settings = rundir.read_config(tmp_path / "ppo choices")["settings"]
     assert settings["lr"] == 3e-4 and settings["clip_coef"] == 0.2
     assert settings["vf_coef"] == 1.0 and settings["num_steps"] == 32
+
+
+def test_a_full_disk_leaves_no_run(saved, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    write, run_dir = checkpoint.write, tmp_path / "run"
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.warns(UserWarning, match="No space left"), pytest.raises(RunDirError):
+        import_sb3(saved("a2c")[1], "CartPole-v1", run_dir=run_dir)
+    assert not (run_dir / "config.json").exists()
+    monkeypatch.setattr(checkpoint, "write", write)
+    assert import_sb3(saved("a2c")[1], "CartPole-v1", run_dir=run_dir).algo == "a2c"
 
 
 class Payload:
@@ -376,6 +416,18 @@ def kwargs_of(**of):
         ("ppo gears", f"{HERE}:as_many_logits", {}, "its action space is MultiDiscrete"),
         ("ppo choices", "Acrobot-v1", {}, r"observation space is Box\(4,\).*Acrobot-v1 is Box\(6,"),
         ("ppo choices", f"{HERE}:gears", {}, "its action space is Discrete"),
+        ("ppo gears", f"{HERE}:other_gears", {}, r"with choices \[3 2 4\] \(here 4 3 2\)"),
+        ("sac", f"{HERE}:wide_steering", {}, r"with low \[-2\. 0\.\] \(here -4 0\)"),
+        ("sac goals", f"{HERE}:other_goals", {}, "observation space is Dict.*'observation': '4'"),
+        (
+            "ppo choices", "CartPole-v1", kwargs_of(activation_fn="<class 'mine.Tanh'>"),
+            r"activation_fn=mine\.Tanh: expected one of Tanh",
+        ),
+        (
+            "ppo choices", "CartPole-v1",
+            kwargs_of(features_extractor_class="<class '__main__.FlattenExtractor'>"),
+            r"features extractor of its own \(__main__\.FlattenExtractor\)",
+        ),
         (
             "ppo choices", "Acrobot-v1", {"observation_space": None, "action_space": None},
             r"do not fit Acrobot-v1.*\n.*actor.bias: model \(2,\), here \(3,\)",
@@ -447,6 +499,20 @@ def test_gsde_of_real_models_is_refused(tmp_path):
 def test_an_activation_is_that_of_the_model(saved):
     path = saved("ppo continuous")[1]
     assert read_model(path).object("policy_kwargs")["activation_fn"].endswith("ELU'>")
+
+
+@pytest.mark.parametrize("damage", ["no tensors", "compressed"])
+def test_a_damaged_member_is_refused(damage, saved, tmp_path):
+    path = rewritten(saved("a2c")[1], tmp_path / "m.zip", **{"policy.pth": b""})
+    if damage == "compressed":
+        text = os.urandom(9).hex().encode() * 99
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr("data", text)
+        whole = bytearray(path.read_bytes())
+        whole[34] = 0xFF  # no kind of block
+        path.write_bytes(whole)
+    with pytest.raises(CheckpointError):
+        read_model(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", None], ids=["empty", "cut off", "another zip"])

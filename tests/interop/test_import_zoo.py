@@ -258,6 +258,18 @@ def test_an_atari_game_has_the_entry_of_all(folder):
     assert not ATARI.fullmatch("Acrobot-v1")
 
 
+def test_a_game_keeps_its_own_arguments_and_the_sticky_actions_of_its_id():
+    wrapper = {"env_wrapper": ["x.AtariWrapper"], "frame_stack": 4}
+    given = wrapper | {"env_kwargs": {"full_action_space": True}}
+    for env, sticky in {
+        "BreakoutNoFrameskip-v4": {"repeat_action_probability": 0.0},
+        "BreakoutNoFrameskip-v0": {}, "ALE/Breakout-v5": {},
+    }.items():  # fmt: skip
+        settings, _ = convert("ppo", env, given)
+        expected = sticky | {"episodic_life": True, "full_action_space": True}
+        assert settings["env_kwargs"] == expected, env
+
+
 def test_gsde_is_listed_with_what_belongs_to_it(folder):
     settings, notes = converted("ppo", "MountainCarContinuous-v0")
     words = [note.split(":")[0] for note in notes]
@@ -390,6 +402,29 @@ def test_python_text_is_not_evaluated(folder):
         "clip_range: not understood: !mine 3",
     ]
     assert "env_wrapper=os.system" in " ".join(notes)
+
+
+@pytest.mark.parametrize("text", ["dict(**base, net_arch=[8])", "{**base, 'net_arch': [8]}"])
+def test_what_is_spread_into_a_dict_is_listed(text, folder):
+    (folder / "ppo.yml").write_text(f'X-v0:\n  policy_kwargs: "{text}"\n')
+    settings, notes = convert("ppo", "X-v0", read_entry(Path("ppo.yml"), "X-v0"))
+    assert settings["hidden_sizes"] == (8,)
+    assert notes == ["policy_kwargs: not understood: **=base"]
+
+
+@pytest.mark.parametrize(
+    "line", ["env_wrapper: 5", "normalize_kwargs: '5'", "policy_kwargs: '{(1, 2): [3 + 4]}'"]
+)
+def test_values_of_no_known_form_are_said_not_raised(line, folder):
+    (folder / "ppo.yml").write_text(f"X-v0:\n  gamma: '1__0'\n  normalize: true\n  {line}\n")
+    entry = read_entry(Path("ppo.yml"), "X-v0")
+    with pytest.raises(ConfigError, match=r"X-v0 is not of the kind|gamma='1__0'"):
+        convert("ppo", "X-v0", entry)
+
+
+def test_a_file_that_cannot_be_written_is_named_with_its_flag(folder):
+    with pytest.raises(ConfigError, match=r"(?s)none/new\.toml cannot be written.*--output"):
+        import_zoo(Path("ppo.yml"), "CartPole-v1", output=Path("none/new.toml"))
 
 
 def test_the_settings_of_one_run_are_read(folder):

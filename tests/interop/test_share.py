@@ -20,9 +20,11 @@ from headrace.errors import (
     RunDirError,
     install_command,
 )
-from headrace.interop import hub
+from headrace.interop import hub, model_card, share
 from headrace.interop.share import pull, push
 from headrace.storage import checkpoint
+from headrace.storage import run_dir as rundir
+from headrace.training.api import evaluate_run
 from headrace.training.job import RunRequest
 from tests import python
 
@@ -133,6 +135,36 @@ def test_a_pulled_policy_acts_plays_and_is_trained_on(run_dir, shared, tmp_path)
     assert names and all(torch.equal(before[name], after[name]) for name in names)
 
 
+def test_the_checkpoint_that_was_played_is_shared_although_the_run_goes_on(
+    run_dir, tmp_path, monkeypatch
+):
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    before = weights(copy)
+
+    def meanwhile(*given, **options):
+        played = evaluate_run(*given, **options)
+        headrace.resume(copy, total_env_steps=512, quiet=True)
+        return played
+
+    monkeypatch.setattr(share, "evaluate_run", meanwhile)
+    push(copy, str(tmp_path / "new"), NO_CODE, episodes=1)
+    assert checkpoint.newest(copy).env_steps == 512
+    after = weights(tmp_path / "new")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "for 256 env steps" in (tmp_path / "new/README.md").read_text()
+
+
+def test_a_pulled_policy_is_shared_again_with_its_env_steps(shared, tmp_path):
+    pull(str(shared), tmp_path / "mine")
+    push(tmp_path / "mine", str(tmp_path / "again"), NO_CODE, episodes=1)
+    assert "for 256 env steps" in (tmp_path / "again/README.md").read_text()
+
+
+def test_the_card_names_the_atoms_of_a_distribution(run_dir, tmp_path):
+    settings = rundir.read_config(run_dir)["settings"] | {"num_atoms": 7}
+    assert "--num-atoms 7" in model_card._shapes(settings)
+
+
 def test_policies_alone_are_no_run_to_resume(shared, tmp_path):
     pull(str(shared), tmp_path / "mine")
     with pytest.raises(CheckpointError, match=r"(?s)holds policies alone.*--init-from"):
@@ -206,6 +238,7 @@ def test_settings_that_name_directories_stay_here(run_dir, shared, tmp_path):
     )  # fmt: skip
     push(tmp_path / "run", str(tmp_path / "new"), NO_CODE, episodes=1)
     assert str(run_dir) not in (tmp_path / "new/config.json").read_text()
+    assert str(run_dir) not in (tmp_path / "new/README.md").read_text()
     assert checkpoint.newest(tmp_path / "new").manifest["policies"]
 
 

@@ -76,6 +76,10 @@ def test_other_checkpoints_are_refused(tmp_path):
     torch.save({"state_dict": {}}, path)
     with pytest.raises(CheckpointError, match="holds no run of Headrace's"):
         load_policy(path)
+    path.write_text("hello")
+    for file in (path, tmp_path / "none.ckpt"):
+        with pytest.raises(CheckpointError, match=f"{file.name} cannot be read"):
+            load_policy(file)
 
 
 def test_nothing_in_a_checkpoint_is_run(tmp_path):
@@ -85,7 +89,7 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path):
 
     path = tmp_path / "evil.ckpt"
     torch.save({"headrace": Evil(), "state_dict": {}}, path)
-    with pytest.raises(Exception, match="Weights only load failed"):
+    with pytest.raises(CheckpointError, match="Weights only load failed"):
         load_policy(path)
     assert not (tmp_path / "made").exists()
 

@@ -142,6 +142,22 @@ def test_this_python_is_found_and_one_that_is_not_here_is_said():
         environments.interpreter("3.99")
 
 
+@pytest.mark.parametrize(
+    "said, result", [("No solution found", "not here: no CPU"), ("Failed to fetch", "FAILED: Fail")]
+)
+@pytest.mark.parametrize("versions", ["pinned", "newest"])
+def test_an_index_that_does_not_answer_is_a_failure(said, result, versions, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise environments.InstallError(said)
+
+    monkeypatch.setattr(environments.Installer, "uv", refuse)
+    tried = release.Combination("{}.{}".format(*sys.version_info[:2]), versions)
+    installer = environments.Installer(ROOT, tmp_path / "cache", False)
+    row = release.try_out(installer, tried, tmp_path / "x.whl", "0")
+    if versions == "pinned" or said != "No solution found":
+        assert row["result"].startswith(result)
+
+
 def test_the_table_has_a_line_for_each_row_and_what_is_missing():
     rows = release.combinations(["oldest"])
     tried = [row.labels() | {"result": "FAILED: a\nlong story"} for row in rows]

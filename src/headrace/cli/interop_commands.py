@@ -67,7 +67,7 @@ class _ImportZoo(JsonVerb):
     """The new file (TOML), for --config. Default: ENV_ALGO.toml."""
 
     def execute(self, argv: list[str]) -> None:
-        """Write the settings, and say what has no counterpart; UsageError, RunDirError."""
+        """Write the settings, and say what has no counterpart; UsageError."""
         converted = import_zoo(self.file, self.env, algo=self.algo, output=self.output)
         self.answer(converted.to_json(), converted.describe())
 

@@ -158,7 +158,7 @@ def _settings(model: Sb3Model, moments: Normalizer | None) -> tuple[dict[str, An
 
 
 def _write(job: Job, learner: Learner, env_steps: int) -> None:
-    """Write config.json and a checkpoint, as a run that has made so many env steps."""
+    """Write a checkpoint and config.json, as a run that has made so many env steps."""
     counters = Counters(env_steps=env_steps, ledger=Ledger(collected=env_steps))
     (name,) = learner.learners
     policy, algo = learner.policies[name], job.settings.algo
@@ -176,7 +176,7 @@ def _write(job: Job, learner: Learner, env_steps: int) -> None:
         Section("workers", lambda: (begun, {}), lambda *_: None, is_collective=True),
         Section("imported", lambda: ({}, {"from": SOURCE}), lambda *_: None),
     ]
-    rundir.write_config(job.run_dir, describe_job(job))
     saver = Saver(job, sections, counters, learner, SINGLE_RANK)
     saver.save()
     saver.check_saved()
+    rundir.write_config(job.run_dir, describe_job(job))  # the last: without it there is no run

@@ -14,7 +14,6 @@ from headrace.interop.zoo_file import ATARI, read_entry, split_unread
 from headrace.models.normalization import CLIP
 from headrace.models.policy import Network
 from headrace.storage.files import write_whole
-from headrace.storage.run_dir import writable
 from headrace.storage.toml_text import toml_text
 
 _ATARI_WRAPPER = "AtariWrapper"
@@ -59,9 +58,8 @@ def import_zoo(path: Path, env: str, *, algo: str = "", output: Path | None = No
 
     Raises:
         ConfigError: there is no such entry or algorithm, a value is not one that Headrace takes,
-            or the new file exists.
+            or the new file exists or cannot be written.
         MissingExtraError: PyYAML is not installed.
-        RunDirError: the new file cannot be written.
     """
     algo = (algo or path.stem).lower()
     if algo not in DEFAULTS:
@@ -76,8 +74,12 @@ def import_zoo(path: Path, env: str, *, algo: str = "", output: Path | None = No
         raise ConfigError(f"{output} exists already.\nName another file: --output FILE.")
     about = [f"Settings of RL Zoo for {env}, from {path.name}, with their meaning in Headrace."]
     about += ["Not taken over, or not alike:", *(f"  {note}" for note in notes)] if notes else []
-    with writable(output.parent):
+    try:
         write_whole(output, toml_text(about, settings).encode())
+    except OSError as error:
+        raise ConfigError(
+            f"{output} cannot be written: {error.strerror or error}.\nName another file: --output."
+        ) from None
     return Converted(output, settings, notes)
 
 
@@ -93,8 +95,12 @@ def convert(algo: str, env: str, entry: Mapping[str, Any]) -> tuple[dict[str, An
         notes += [f"{name}: not understood: {text}" for text in unread]
         if known is not None or not unread:
             given[name] = known
-    of_env = _environment(env, given, notes)
-    of_env |= _normalizers(given, notes)
+    try:
+        of_env = _environment(env, given, notes) | _normalizers(given, notes)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"A value of the settings of {env} is not of the kind that RL Zoo takes: {error}."
+        ) from None
     noise, deviation = given.pop("noise_type", None), given.pop("noise_std", None)
     if noise is not None:
         given["action_noise"] = deviation
@@ -111,7 +117,8 @@ def convert(algo: str, env: str, entry: Mapping[str, Any]) -> tuple[dict[str, An
 def _environment(env: str, given: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Take the environment's own settings out of `given`, and return Headrace's."""
     settings: dict[str, Any] = {"env": env}
-    if kwargs := given.pop("env_kwargs", None):
+    kwargs = dict(given.pop("env_kwargs", None) or {})
+    if kwargs:
         settings["env_kwargs"] = kwargs
     wrappers = given.pop("env_wrapper", None) or []
     names = [wrappers] if isinstance(wrappers, str | Mapping) else list(wrappers)
@@ -120,9 +127,11 @@ def _environment(env: str, given: dict[str, Any], notes: list[str]) -> dict[str,
     if game and any(str(name).endswith(_ATARI_WRAPPER) for name in names):
         # ALE's vector form does the same: 84x84 gray, four frames skipped, four stacked
         names = [name for name in names if not str(name).endswith(_ATARI_WRAPPER)]
+        # Of the old ids, version 4 alone has no sticky actions; an id of ALE's own has its default
+        sticky = {"repeat_action_probability": 0.0} if env.endswith("NoFrameskip-v4") else {}
         settings |= {
             "env": f"ALE/{game[1]}-v5",
-            "env_kwargs": {"repeat_action_probability": 0.0, "episodic_life": True},
+            "env_kwargs": sticky | {"episodic_life": True} | kwargs,
             "eval_env_kwargs": {"episodic_life": False},
             "clip_reward": 1.0,
         }

@@ -15,6 +15,7 @@ from headrace.evaluation.evaluate import Evaluation
 _SHAPES = (
     "hidden_sizes", "activation", "shared_trunk", "core", "core_size", "image_net",
     "normalize_obs", "normalize_reward", "layer_norm", "dueling", "noisy", "distribution",
+    "num_atoms", "v_min", "v_max",
 )  # fmt: skip
 """Settings that decide which weights a network has."""
 

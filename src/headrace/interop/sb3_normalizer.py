@@ -4,6 +4,7 @@ The script in docs/import.md writes such a file where Stable-Baselines3 is insta
 """
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,19 @@ def read_normalizer(path: Path) -> Normalizer:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"The normalizer {path} cannot be read: {error}.\nExpected an .npz file, as the script "
             "in docs/import.md writes it."
         ) from None
+    for name, array in arrays.items():
+        is_usable = array.dtype.kind in "iuf" and np.isfinite(array).all()
+        if not is_usable or ("_var" in name and (array < 0).any()):
+            raise CheckpointError(
+                f"The normalizer {path}: its {name} has other than usable numbers."
+            )
+        if name in ("clip_obs", "clip_reward", "epsilon") and array.size != 1:
+            raise CheckpointError(f"The normalizer {path}: its {name} is not one number.")
     for name, expected in (("clip_obs", CLIP), ("clip_reward", CLIP), ("epsilon", EPS)):
         if name in arrays and float(arrays[name]) != expected:
             raise CheckpointError(

@@ -18,7 +18,11 @@ from headrace.interop.sb3_zip import Sb3Model
 from headrace.models.networks import image_layout
 from headrace.spec import ActionCodec, EnvSpec, Space
 
-_EXTRACTORS = {"FlattenExtractor", "NatureCNN", "CombinedExtractor"}
+_EXTRACTORS = {
+    f"stable_baselines3.common.torch_layers.{name}"
+    for name in ("FlattenExtractor", "NatureCNN", "CombinedExtractor")
+}
+_ACTIVATIONS = {f"torch.nn.modules.activation.{name}" for name in ACTIVATIONS}
 _NATURE = {"cnn.0": "0", "cnn.2": "2", "cnn.4": "4", "linear.0": "7"}
 """Layers of Stable-Baselines3's NatureCNN -> those of `ImageEncoder.net`."""
 _KINDS = {
@@ -92,14 +96,21 @@ def check_settings(model: Sb3Model) -> None:
         refuse(model, "it explores by gSDE (use_sde), which Headrace does not have")
     if not kwargs.get("normalize_images", True):
         refuse(model, "normalize_images=False, and Headrace divides pixels by 255")
-    extractor = str(kwargs.get("features_extractor_class", "FlattenExtractor"))
-    if extractor.rpartition(".")[2].strip("'>") not in _EXTRACTORS:
+    # By their whole names: a class of the user's may be called as one of these is.
+    extractor = _name_of_class(kwargs.get("features_extractor_class"))
+    if extractor not in ("", *_EXTRACTORS):
         refuse(model, f"it has a features extractor of its own ({extractor})")
     if kwargs.get("squash_output"):
         refuse(model, "squash_output, which goes with gSDE")
-    activation = str(kwargs.get("activation_fn", "Tanh")).rpartition(".")[2].strip("'>")
-    if activation not in ACTIVATIONS:
-        refuse(model, f"activation_fn={activation}: expected one of {', '.join(ACTIVATIONS)}")
+    activation = _name_of_class(kwargs.get("activation_fn"))
+    if activation not in ("", *_ACTIVATIONS):
+        name = activation.removeprefix("torch.nn.modules.activation.")
+        refuse(model, f"activation_fn={name}: expected one of {', '.join(ACTIVATIONS)} of torch.nn")
+
+
+def _name_of_class(text: Any) -> str:
+    """Return the whole name of a class from its text, as in `<class 'torch.nn.ReLU'>`."""
+    return str(text or "").removeprefix("<class '").removesuffix("'>")
 
 
 def check_spaces(model: Sb3Model, spec: EnvSpec) -> None:
@@ -121,14 +132,46 @@ def _check_space(model: Sb3Model, role: str, space: Space, env_id: str) -> None:
     if layout is not None:
         shapes = [[layout.channels, layout.height, layout.width]]  # as it is transposed there
     other_kind = kind in _KINDS and _KINDS[kind] != space.kind
-    if other_kind or (kind == "Box" and shape is not None and shape not in shapes):
+    other_shape = kind == "Box" and shape is not None and shape not in shapes
+    differing = "" if other_kind or other_shape else _differing_values(theirs, space)
+    if other_kind or other_shape or differing:
         refuse(
             model,
-            f"its {role} space is {kind}{tuple(shape or ())}, and that of {env_id} is "
+            f"its {role} space is {kind}{tuple(shape or ())}{differing}, and that of {env_id} is "
             f"{space.describe()}",
             "Name the environment that it was trained in, with its wrappers (--wrapper) and "
             "arguments (--env-kwargs).",
         )
+
+
+def _differing_values(theirs: Mapping[str, Any], space: Space) -> str:
+    """Return which choices, bounds of actions or parts of a Dict are others there; "" if none."""
+    choices = theirs.get("nvec", theirs.get("n"))
+    for name, said, own in (
+        ("choices", choices, space.nvec), ("start", theirs.get("start"), space.start),
+        ("low", theirs.get("low"), space.low), ("high", theirs.get("high"), space.high),
+    ):  # fmt: skip
+        found = _numbers(said)
+        if found and own and not (len(found) == len(own) and np.allclose(found, own, 1e-5)):
+            here = " ".join(f"{value:g}" for value in own)
+            return f" with {name} {' '.join(str(said).split())} (here {here})"
+    boxes = {key: shape.strip(", ") for key, shape in _BOXES.findall(str(theirs.get("spaces")))}
+    parts = [(key, part) for key, part in space.leaves if part.kind == "box"]
+    ours = {key: ", ".join(map(str, part.shape)) for key, part in parts}
+    differ = space.kind == "dict" and boxes and list(boxes.items()) != list(ours.items())
+    return f" of {boxes}" if differ else ""
+
+
+_BOXES = re.compile(r"'([^']+)'[:,] Box\([^)]*?\(([\d, ]*)\), \w+\)")
+"""The key and the shape of each Box in the text of a Dict."""
+
+
+def _numbers(said: Any) -> list[float]:
+    """Return the numbers in the text of an array; [] if it has not all of them, or others."""
+    try:
+        return [float(word) for word in re.sub(r"[\[\]]", " ", str(said)).split()]
+    except ValueError:
+        return []
 
 
 def load_weights(model: Sb3Model, modules: Modules, spec: EnvSpec) -> None:

@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def read_model(path: Path, algo: str = "") -> Sb3Model:
             variables = {}
             if "pytorch_variables.pth" in file.namelist():
                 variables = _tensors(path, file, "pytorch_variables.pth")
-    except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}.\nExpected a zip, as Stable-Baselines3's "
             "model.save() writes it."
@@ -157,7 +158,7 @@ def _tensors(path: Path, file: zipfile.ZipFile, name: str) -> dict[str, Tensor]:
     except Exception as error:  # of what its unpickler refuses, torch raises errors of any class
         raise CheckpointError(
             f"{path}: its {name} holds more than tensors, or is damaged. Nothing of it was run.\n"
-            f"torch says: {str(error).splitlines()[0]}"
+            f"torch says: {(str(error) or repr(error)).splitlines()[0]}"
         ) from None
     is_plain = isinstance(found, dict) and all(isinstance(of, Tensor) for of in found.values())
     if not is_plain:

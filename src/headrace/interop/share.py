@@ -11,7 +11,13 @@ from headrace.evaluation.evaluate import Evaluation
 from headrace.evaluation.trained_policies import best_of
 from headrace.interop import hub
 from headrace.interop.model_card import Facts, model_card
-from headrace.interop.shared_policy import check_names, names_in, take_over, write_shared
+from headrace.interop.shared_policy import (
+    check_names,
+    names_in,
+    shareable_config,
+    take_over,
+    write_shared,
+)
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.training.api import evaluate_run
@@ -91,27 +97,20 @@ def push(
     api = hub.client(place) if repo_id else None
     if not repo_id and Path(place).exists():
         raise ConfigError(f"{place} exists already.\nName another directory: --to DIR.")
-    policies = best_of(run_dir) if best else run_dir
-    played = evaluate_run(run_dir, request, best=best, episodes=episodes, seed=seed, say=say)
+    # One checkpoint is played and shared, although a run may be writing others.
+    saved = checkpoint.newest(best_of(run_dir) if best else run_dir)
+    played = evaluate_run(run_dir, request, saved=saved.path, episodes=episodes, seed=seed, say=say)
     films = sorted(run_dir.glob("*.mp4"), key=lambda path: path.stat().st_mtime)
     film = films[-1] if films else None
-    facts = Facts(
-        rundir.read_config(run_dir), played, seed, place, _env_steps(policies), bool(films)
-    )
+    facts = Facts(shareable_config(run_dir), played, seed, place, saved.env_steps or 0, bool(films))
     if api is None:
-        write_shared(run_dir, policies, model_card(facts), film, Path(place))
+        write_shared(facts.config, saved, model_card(facts), film, Path(place))
         return Pushed(place, played, film)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "policy"
-        write_shared(run_dir, policies, model_card(facts), film, folder)
+        write_shared(facts.config, saved, model_card(facts), film, folder)
         message = f"{facts.config['settings']['algo']} for {facts.config['settings']['env']}"
         return Pushed(hub.upload(api, repo_id, folder, message), played, film)
-
-
-def _env_steps(policies: Path) -> int:
-    """Return the env steps after which a run's checkpoint was written; 0 if it does not say."""
-    counters = checkpoint.newest(policies).manifest.get("counters", {})
-    return int(counters.get("env_steps", 0))
 
 
 def pull(place: str, run_dir: Path | None = None) -> Pulled:

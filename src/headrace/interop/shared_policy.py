@@ -14,14 +14,16 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import headrace
 from headrace.errors import CheckpointError, ConfigError, RunDirError
+from headrace.learner.frozen import RANDOM
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
+from headrace.storage.checkpoint import Checkpoint
 from headrace.storage.files import memory_bytes, read_capped, write_flushed
 from headrace.storage.manifest import MANIFEST, read_manifest
 
@@ -31,28 +33,29 @@ _LOCAL = ("init_from", "data", "replay_dir")
 """Settings that name directories of the machine."""
 
 
-def write_shared(run_dir: Path, policies: Path, card: str, film: Path | None, folder: Path) -> None:
+def write_shared(
+    config: Mapping[str, Any], saved: Checkpoint, card: str, film: Path | None, folder: Path
+) -> None:
     """Write the directory of a shared policy, which must not exist; completely or not at all.
 
     Args:
-        run_dir: has the settings.
-        policies: directory of the checkpoint, or whose newest one is shared.
+        config: from `shareable_config`.
         card: text of the model card.
 
     Raises:
-        CheckpointError: there is no checkpoint.
+        CheckpointError: the checkpoint is gone, or damaged.
         RunDirError: it cannot be written.
     """
-    saved = checkpoint.newest(policies)
     with checkpoint.as_written(saved.path):
         described = saved.manifest["policies"]
         tensors = {f"policy_{name}": saved.tensors(f"policy_{name}") for name in described}
-        beside = {CONFIG: _settings(run_dir)}
+        beside = {CONFIG: (json.dumps(config, indent=1) + "\n").encode()}
         if film is not None:
             beside[FILM] = read_capped(film, memory_bytes(), RunDirError)
         manifest = {
             "headrace": headrace.__version__,
             "seed": saved.manifest["seed"],
+            "env_steps": saved.env_steps,
             "policies": described,
             "beside": {name: hashlib.sha256(data).hexdigest() for name, data in beside.items()},
         }
@@ -65,10 +68,15 @@ def write_shared(run_dir: Path, policies: Path, card: str, film: Path | None, fo
             new.rename(folder)
 
 
-def _settings(run_dir: Path) -> bytes:
+def shareable_config(run_dir: Path) -> dict[str, Any]:
+    """Return a run's config.json without the directories of this machine."""
     config = rundir.read_config(run_dir)
-    config["settings"] |= {name: "" for name in _LOCAL if name in config["settings"]}
-    return (json.dumps(config, indent=1) + "\n").encode()
+    settings = config["settings"]
+    settings |= {name: "" for name in _LOCAL if name in settings}
+    frozen = dict(settings.get("frozen", {}))
+    settings["frozen"] = {name: of if of == RANDOM else "" for name, of in frozen.items()}
+    settings["league_members"] = [of for of in settings.get("league_members", []) if of == RANDOM]
+    return config
 
 
 def check_names(names: Iterable[str], where: str) -> None:

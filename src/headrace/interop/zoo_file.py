@@ -5,6 +5,7 @@ understood. A name stays a word. Left out: what settings mean (`import_zoo.py`, 
 """
 
 import ast
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -121,7 +122,8 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, str) and name in _IN_PYTHON:
         return _parsed(value)
     if isinstance(value, str) and _NUMBER.fullmatch(value):
-        value = float(value)
+        with contextlib.suppress(ValueError):  # 1__0 is a text
+            value = float(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
@@ -131,7 +133,7 @@ def _parsed(text: str) -> Any:
     """Return the value of a text in Python, which is not evaluated."""
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         return Unread(text)
 
 
@@ -145,10 +147,15 @@ def _value(node: ast.expr) -> Any:
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             return [_value(part) for part in parts]
         case ast.Dict(keys=keys, values=values):
-            named = zip(keys, values, strict=True)
-            return {_value(key): _value(value) for key, value in named if key is not None}
+            named = [(key and _value(key), of) for key, of in zip(keys, values, strict=True)]
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=pairs):
-            return {pair.arg: _value(pair.value) for pair in pairs if pair.arg is not None}
+            named = [(pair.arg, pair.value) for pair in pairs]
         case ast.Name() | ast.Attribute(value=ast.Name() | ast.Attribute()):
             return ast.unparse(node)
-    return Unread(ast.unparse(node))
+        case _:
+            return Unread(ast.unparse(node))
+    # `**base` has no key
+    return {
+        "**" if key is None else key: Unread(ast.unparse(of)) if key is None else _value(of)
+        for key, of in named
+    }

@@ -64,11 +64,18 @@ def write_run(path: str | Path, run_dir: str | Path) -> Path:
         run_dir: a new directory.
 
     Raises:
-        CheckpointError: it holds no run of Headrace's.
+        CheckpointError: it cannot be read, or holds no run of Headrace's.
         RunDirError: the directory holds a run already, or cannot be written.
     """
     path, run_dir = Path(path), Path(run_dir)
-    found = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of what its unpickler refuses, torch raises errors of any class
+        raise CheckpointError(
+            f"{path} cannot be read as plain tensors and text, and nothing of it was run: {error}\n"
+            "Expected a checkpoint of the Trainer's. Hyperparameters that a module saves must be "
+            "plain, too."
+        ) from None
     if not isinstance(found, dict) or KEY not in found:
         raise CheckpointError(
             f"{path} holds no run of Headrace's: expected a checkpoint that the Trainer saved with "

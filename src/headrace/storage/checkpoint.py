@@ -61,9 +61,13 @@ class Checkpoint:
 
     @property
     def env_steps(self) -> int | None:
-        """Env steps of the run until then; None: its directory has another name than at first."""
+        """Env steps of the run until then; None: its directory has another name than at first.
+
+        The manifest of a shared policy, whose directory has any name, says it.
+        """
         step = re.fullmatch(r"step_(\d{12})", self.path.resolve().name)
-        return int(step[1]) if step else None
+        said = self.manifest.get("env_steps")
+        return int(step[1]) if step else said if isinstance(said, int) else None
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of one of its files; CheckpointError if there are none."""

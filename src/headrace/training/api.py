@@ -190,11 +190,12 @@ def request_for(
     file = read_config_file(None if config is None else Path(config))
     # The algorithm travels as code: one of a script has no name that others could import.
     return RunRequest(
-        explicit, env, _several(wrapper), model, explicit.get("algo"), file, eval_env=eval_env
+        explicit, env, several(wrapper), model, explicit.get("algo"), file, eval_env=eval_env
     )
 
 
-def _several(wrapper: WrapperLike | Sequence[WrapperLike]) -> tuple[WrapperLike, ...]:
+def several(wrapper: WrapperLike | Sequence[WrapperLike]) -> tuple[WrapperLike, ...]:
+    """Return one wrapper or several as a tuple."""
     return (wrapper,) if isinstance(wrapper, str) or callable(wrapper) else tuple(wrapper)
 
 
@@ -231,7 +232,7 @@ def resume(
     return _finish(
         Launch(on_update, None if quiet else sys.stdout).resume(
             Path(run_dir),
-            RunRequest(changes, env, _several(wrapper), model, algo, eval_env=eval_env),
+            RunRequest(changes, env, several(wrapper), model, algo, eval_env=eval_env),
         )
     )
 
@@ -241,6 +242,7 @@ def evaluate_run(
     request: RunRequest,
     *,
     best: bool = False,
+    saved: Path | None = None,
     frozen: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Evaluation:
@@ -249,6 +251,7 @@ def evaluate_run(
     Args:
         request: the run's code, if it has some.
         best: play with the best policies, not with the newest.
+        saved: the checkpoint to play with, in place of either.
         frozen: policies to replace, as in the setting.
         **options: of `headrace.evaluation.evaluate.evaluate`, such as `episodes` and `seed`.
 
@@ -256,7 +259,8 @@ def evaluate_run(
         ConfigError: there is no best policy, or some of the run's code is not named again.
         CheckpointError: policies cannot be loaded, or are of another environment.
     """
-    policies, shares, settings, maker, spec = players_of_run(run_dir, request, best=best)
+    found = players_of_run(run_dir, request, best=best, saved=saved)
+    policies, shares, settings, maker, spec = found
     others = opponents(frozen or {}, shares, settings, spec, load_model(request.model))
     played = evaluate(policies | others, maker, spec=spec, shares=shares, **options)
     assert played is not None  # nobody tells it to stop
@@ -264,19 +268,20 @@ def evaluate_run(
 
 
 def players_of_run(
-    run_dir: Path, request: RunRequest, *, best: bool = False
+    run_dir: Path, request: RunRequest, *, best: bool = False, saved: Path | None = None
 ) -> tuple[dict[str, TrainedPolicy], dict[str, Agents], Settings, EnvMaker, EnvSpec]:
     """Return a run's policies and the agents of each, by name, and where it is evaluated.
 
     Args:
         request: the run's code, if it has some.
         best: the best policies, not the newest.
+        saved: the checkpoint that they are of, in place of either.
 
     Raises:
         ConfigError: there is no best policy, or some of the run's code is not named again.
         CheckpointError: policies cannot be loaded, or are of another environment.
     """
-    folder = best_of(run_dir) if best else run_dir
+    folder = saved or (best_of(run_dir) if best else run_dir)
     settings, maker, spec = evaluated_of_run(run_dir, request)
     random = random_names(settings.run.frozen)
     policies, shares = load_policies(folder, request.model, request.algorithm, random)

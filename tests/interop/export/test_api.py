@@ -1,5 +1,6 @@
 """`headrace export` as its users meet it: in real environments, and where it refuses."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -21,6 +22,7 @@ from headrace.interop.export import programs
 from headrace.interop.export.check import Comparer
 from headrace.interop.export.programs import METADATA_FILE
 from headrace.models.policy import Policy
+from headrace.spec import Space
 from headrace.storage import checkpoint
 from tests.envs.games.support import Camp
 from tests.interop.export import cases
@@ -179,10 +181,18 @@ def test_each_of_several_policies_is_exported(tmp_path, capsys):
     np.testing.assert_allclose(agent({"obs": obs, "agent": 1})["action"][0], own, atol=1e-5)
     with pytest.raises(ConfigError, match=r"acts at random.*\n.*Use --stochastic"):
         headrace.export_policy(run.dir, policy="b")
+    with pytest.raises(ConfigError, match="acts at random"):
+        headrace.export_policy(checkpoint.newest(run.dir).path, policy="b")
     assert _main(["export", str(run.dir), "--policy", "b", "--stochastic", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["path"] == str(run.dir / "policy_b_stochastic.onnx")
     assert "--env" in said["notes"][0]
+
+
+def test_an_environment_that_is_named_and_cannot_be_made_is_refused(run, tmp_path):
+    with pytest.raises(headrace.errors.UsageError, match="There is no module 'nonsense'"):
+        headrace.export_policy(run.dir, tmp_path / "new.onnx", env="nonsense:thing")
+    assert not (tmp_path / "new.onnx").exists()
 
 
 class Branching(Linear):
@@ -265,6 +275,22 @@ def test_a_file_that_differs_is_kept_and_said_to_differ(name, wrong, says, tmp_p
     with pytest.raises(ExportError, match=says):
         headrace.export_policy(saved)
     assert (saved / "policy.onnx").is_file()
+
+
+def test_a_wide_component_of_an_action_does_not_hide_what_a_narrow_one_does(tmp_path, monkeypatch):
+    from headrace.interop.export import api
+
+    action = Space("box", (2,), "float32", (-1.0, -20_000.0), (1.0, 20_000.0))
+    head = dataclasses.replace(cases.HEADS["PPO, Box"], action=action)
+    saved = cases.save_policy(tmp_path, head, cases.spec_of(head, cases.NUMBERS))
+    assert headrace.export_policy(saved).ok
+
+    def turned(action):
+        return action * np.float32([-1, 1])
+
+    monkeypatch.setattr(api, "OnnxSession", lambda path: Biased(path, "action", turned))
+    with pytest.raises(ExportError, match=r"\d DIFFER"):
+        headrace.export_policy(saved)
 
 
 def test_a_choice_that_rounding_decides_is_a_tie(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Checkpoint
 from headrace.storage.files import write_whole
-from headrace.training.api import players_of_run
+from headrace.training.api import players_of_run, several
 from headrace.training.job import RunRequest
 
 Format = Literal["onnx", "torch-export"]
@@ -134,8 +134,7 @@ def export_policy(
         raise ConfigError(f"format={format!r}: expected one of {', '.join(get_args(Format))}.")
     if format == "onnx":
         check_packages()
-    wrappers = (wrapper,) if isinstance(wrapper, str) or callable(wrapper) else tuple(wrapper)
-    request = RunRequest({}, env, wrappers, model, algo, eval_env=eval_env)
+    request = RunRequest({}, env, several(wrapper), model, algo, eval_env=eval_env)
     run_dir = Path(run_dir)
     directory = best_of(run_dir) if best else run_dir
     saved = checkpoint.newest(directory)
@@ -144,8 +143,9 @@ def export_policy(
     _refuse(run_dir, name, trained, stochastic=stochastic, value=value)
     path = Path(output) if output else directory / _file_name(saved, name, format, stochastic)
     exported = _Export(trained, saved, name, format, stochastic=stochastic, value=value)
+    recorded = _recorded(run_dir, request, name, best=best)
     exported.write(path)
-    result = exported.checked(path, *_recorded(run_dir, request, name, best=best))
+    result = exported.checked(path, *recorded)
     if not result.ok:
         raise ExportError(f"{path} does not do what the policy does.\n{result.describe()}")
     return result
@@ -167,9 +167,12 @@ def _refuse(
         if not trained.spec.state_key:
             reason = "its critics are apart from it, and judge actions"
         raise ConfigError(f"--value: the policy {name!r} gives no value ({reason}). Leave it out.")
-    if stochastic or not (run_dir / "config.json").is_file():
+    # A checkpoint lies two folders below its run, the best one's folder one.
+    folders = (run_dir, *run_dir.absolute().parents[:2])
+    runs = [folder for folder in folders if (folder / "config.json").is_file()]
+    if stochastic or not runs:
         return
-    if name in random_names(rundir.read_config(run_dir)["settings"].get("frozen", {})):
+    if name in random_names(rundir.read_config(runs[0])["settings"].get("frozen", {})):
         raise ConfigError(
             f"The policy {name!r} acts at random: it has no likeliest action.\nUse --stochastic."
         )
@@ -280,7 +283,11 @@ def _metadata(
 def _recorded(
     run_dir: Path, request: RunRequest, name: str, *, best: bool
 ) -> tuple[Obs | None, str]:
-    """Return observations of the run's environment, and its name; or None, and why not."""
+    """Return observations of the run's environment, and its name; or None, and why not.
+
+    Raises:
+        HeadraceError: an environment that the caller has named cannot be played.
+    """
     try:
         policies, shares, _, maker, spec = players_of_run(run_dir, request, best=best)
         found = observations_of(policies, maker, spec=spec, shares=shares)[name]
@@ -288,4 +295,7 @@ def _recorded(
             return None, f"the policy observed nothing in the first steps of {spec.id}"
         return found, spec.id
     except HeadraceError as error:
+        named = request.env is not None or request.eval_env is not None or request.wrappers
+        if named and (run_dir / "config.json").is_file():
+            raise
         return None, str(error).replace("\n", " ")

@@ -28,7 +28,8 @@ from headrace.interop.export.module import has_value, in_fp32
 from headrace.interop.export.observations import inputs_of, noise_for, states_for
 from headrace.spec import ActionCodec, Array, getter
 
-_TOLERANCE = 1e-4  # of rounding, as a part of an output's largest number, if that is above 1
+_TOLERANCE = 1e-4  # of rounding, as a part of an output's largest number, if that is above 1;
+# of an action's component, of its own largest number or half its range
 _NOISE_ROUNDING = 1e-5
 _ROWS_ALONE = 3  # are computed one by one, as a batch of another size
 _IDENTICAL, _ROUNDED, _TIE, _DIFFERENT = range(4)
@@ -218,8 +219,11 @@ def _status(part: ActionPart, given: Array, own: Array, may_be: Sequence[Array])
         return np.full(len(own), _DIFFERENT)
     if part.space.kind == "box":
         # A wide range of actions widens what rounding makes of the parameters as well.
-        less = np.any([_within_rounding(given, each) for each in may_be], axis=0)
-        less &= _within_rounding(may_be[0], own)
+        # Each component by its own range: a wide one must not hide what a narrow one does.
+        usual = ActionCodec(part.space).scale.reshape(part.space.shape)
+        largest = np.maximum(usual, np.abs(own).max(0, initial=0.0))
+        less = np.any([_differences(given, a) <= _TOLERANCE * largest for a in may_be], axis=0)
+        less &= _differences(may_be[0], own) <= _TOLERANCE * largest
         status = np.where(given == own, _IDENTICAL, np.where(less, _ROUNDED, _DIFFERENT))
     else:
         tie = np.any([given == each for each in may_be], axis=0) & (may_be[0] == own)
