@@ -246,8 +246,7 @@ def _is_free(source: str) -> bool:
 MAY_CHANGE = (
     "total_env_steps", "schedule_env_steps", "num_workers", "num_learners", "on_env_error",
     "on_worker_loss", "env_timeout_s", "max_worker_restarts", "cluster", "stop_after_s",
-    "replay_dir",
-    "data",
+    "checkpoint_every_s", "keep", "replay_dir", "data",
     *SCHEDULES, *SCHEDULES.values(),
 )  # fmt: skip
 """The settings that resume may change."""

@@ -143,7 +143,7 @@ class FaultsConfig:
     can go on without what it had."""
     max_worker_restarts: NonNegativeInt = 3
     """Restarts of each worker in 10 minutes, and of all learners together; with --on-env-error
-    restart also of each environment. Machines that leave do not count."""
+    restart also of each environment. Machines of workers that leave do not count."""
     env_timeout_s: NonNegative = 0.0
     """Seconds that a step or reset may take. 0: 20 times what 99.9 % of them take, at least 60."""
     guards: bool = True

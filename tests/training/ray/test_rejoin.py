@@ -80,6 +80,15 @@ def test_learner_that_is_lost_too_often_ends_the_run(cluster, tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.more
+def test_lost_learner_ends_a_run_that_is_to_fail(cluster, tmp_path):
+    with pytest.raises(RankError, match=r"Learner \d was lost(.|\n)*--on-worker-loss fail"):
+        headrace.train(
+            "CartPole-v1", num_learners=2, num_workers=0, cluster="local", run_dir=tmp_path / "run",
+            on_worker_loss="fail", on_update=kill_each_time, **SETTINGS,
+        )  # fmt: skip
+
+
 def kill_each_time(number, metrics):
     """Kill a learner after each update."""
     os.kill(actors("LearnerActor")[-1], signal.SIGKILL)

@@ -167,8 +167,8 @@ def _refusal(cluster: str, error: Exception) -> str:
     advice = {
         "local": "Ray could not be started on this machine.",
         "auto": "This machine belongs to no Ray cluster that lets this process in. On the first "
-        "machine: ray start --head; on the others: ray start --address=FIRST:6379; or use "
-        "--cluster local.",
+        "machine: ray start --head; on the others: ray start --address=FIRST:6379. A token closes "
+        "a cluster: docs/cluster.md says how to start one. Or use --cluster local.",
     }.get(
         cluster,
         "There is no Ray cluster at this address that lets this process in (expected HOST:PORT, "

@@ -72,6 +72,8 @@ def run_on_cluster(
                 ended = group.run(started)
             if ended is not None:
                 return RunResult(job, *ended, rank=0)
+            if group.lost and run.on_worker_loss == "fail":
+                raise RankError(f"{group.lost}\nThe run ends here (--on-worker-loss fail).")
             if group.lost and not losses.again(time.monotonic()):
                 raise RankError(
                     f"{group.lost}\nThat was more than {run.max_worker_restarts} times in 10 "
