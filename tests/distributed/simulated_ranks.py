@@ -25,7 +25,7 @@ from headrace.training.rejoin import Iteration, agree
 
 STEPS_OF_UPDATE = 3
 ENV_STEPS = 10
-"""Of a rank's batch."""
+"""Of a worker's fragment; without workers, of a rank's batch."""
 
 
 class Killed(BaseException):
@@ -67,7 +67,9 @@ class Task:
 class World:
     """All tasks, the clock, and the groups of ranks."""
 
-    def __init__(self, seed, size, updates, losses):
+    def __init__(self, seed, size, updates, losses, workers=1):
+        """Args: `losses` of ranks at most; `workers` of each rank, any of which may be lost."""
+        self.workers = workers
         self.random, self.size, self.updates = random.Random(seed), size, updates
         self.back, self.now, self.current = threading.Semaphore(0), 0.0, None
         self.store, self.groups, self.losses_left = HashStore(), {}, losses
@@ -269,14 +271,27 @@ class Batches:
 
     def collect(self):
         self.world.sleep(self.world.random.choice([0.0, 0.1, 3.0]))
-        self.ledger.collected += ENV_STEPS
-        return Collected([], ENV_STEPS)
+        env_steps = self.world.workers * ENV_STEPS
+        if self.world.workers > 1:
+            self._lose_workers()
+        self.ledger.collected += env_steps
+        return Collected([], env_steps)
+
+    def _lose_workers(self):
+        """Lose fragments that workers had begun: each is made again, by as many steps."""
+        for _ in range(self.world.workers):
+            if self.world.random.random() < 0.01:
+                self.world.sleep(1.0)
+                made = self.world.random.randint(1, ENV_STEPS)
+                self.ledger.collected += made
+                self.ledger.remade += made
+                self.ledger.restarts += 1
 
     def release_batch(self, *, more):
         pass
 
     def discard_batch(self):
-        self.ledger.lost += ENV_STEPS
+        self.ledger.lost += self.world.workers * ENV_STEPS
 
     def halt(self):
         pass
@@ -300,7 +315,7 @@ def run_rank(world, rank, group):
         check_finite=lambda metrics, batch: None,
     )  # fmt: skip
     run = SimpleNamespace(
-        total_env_steps=world.updates * world.size * ENV_STEPS, stop_after_s=0.0,
+        total_env_steps=world.updates * world.size * world.workers * ENV_STEPS, stop_after_s=0.0,
         stop_at_return=None, check_ranks=0,
     )  # fmt: skip
     collector = Batches(world)

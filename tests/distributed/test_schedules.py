@@ -52,3 +52,23 @@ def test_ranks_that_are_lost_at_any_moment(count):
             error.add_note(f"seed {seed}")
             raise
     assert whole > 0.8 * count
+
+
+@pytest.mark.more
+def test_ledgers_of_a_thousand_workers_and_64_learners_balance():
+    """Learners are killed at any moment, and workers lose fragments."""
+    size, workers, updates = 64, 16, 4
+    world = World(1, size, updates, losses=8, workers=workers)
+    world.may_kill_early = False
+    world.run()
+    results = [task.result for task in world.tasks.values()]
+    assert not [each for each in results if isinstance(each, BaseException)]
+    learners, counters, collectors = zip(*results, strict=True)
+    assert world.killed
+    assert {learner.weights for learner in learners} == {expected_weights(updates)}
+    assert sum(collector.ledger.remade for collector in collectors) > 0
+    for each in counters:
+        ledger = each.ledger
+        assert each.env_steps == updates * size * workers * ENV_STEPS
+        assert ledger.collected == each.env_steps + ledger.lost + ledger.remade
+        assert ledger.lost <= len(world.killed) * workers * ENV_STEPS
