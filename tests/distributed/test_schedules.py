@@ -59,7 +59,7 @@ def test_ledgers_of_a_thousand_workers_and_64_learners_balance():
     """Learners are killed at any moment, and workers lose fragments."""
     size, workers, updates = 64, 16, 4
     world = World(1, size, updates, losses=8, workers=workers)
-    world.may_kill_early = False
+    world.may_kill_early, world.kill_rate = False, 0.001  # all through the run
     world.run()
     results = [task.result for task in world.tasks.values()]
     assert not [each for each in results if isinstance(each, BaseException)]
