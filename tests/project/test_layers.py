@@ -29,6 +29,7 @@ ONLY_IN = {
     "ray": (
         "collectors/backends/ray_actors.py",
         "collectors/backends/ray_worker.py",
+        "distributed/ray_internals.py",
         "training/ray/",
         "tuning/runners/cluster.py",
         "tuning/runners/part_actor.py",
@@ -114,6 +115,12 @@ def test_third_party_packages_stay_where_they_belong(path):
             assert name_of(path).startswith(tuple(allowed)) if allowed else False, (
                 f"{name_of(path)} imports {module}"
             )
+
+
+def test_private_parts_of_ray_are_in_one_file():
+    uses = re.compile(r"ray\._private|_ray\._private|ray\._raylet|\bray_constants\b")
+    found = [name_of(path) for path in FILES if uses.search(path.read_text())]
+    assert found == ["distributed/ray_internals.py"]
 
 
 def test_the_page_lists_every_room():

@@ -34,6 +34,7 @@ from headrace.collectors.backends.api import (
 from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat, WorkerActor
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
+from headrace.distributed import ray_internals
 from headrace.distributed.channel import pickled
 from headrace.errors import WorkerError
 from headrace.models.policy import Policy
@@ -102,8 +103,7 @@ class _Actor:
 
     def lost_machine(self) -> bool:
         """Return True if it died because its machine was lost, perhaps before it was up."""
-        entry = ray._private.state.state.actor_table(self.handle._actor_id.hex())
-        return bool(entry["DeathCause"].actor_died_error_context.HasField("node_death_info"))
+        return ray_internals.died_with_its_node(self.handle)
 
     def silent_s(self, now: float) -> float:
         """Return for how long it has not answered."""
@@ -431,8 +431,7 @@ class RayBackend(WorkerBackend):
 
     def _request_beats(self) -> None:
         """Request signs of life of all actors; find the machines that are about to go away."""
-        draining = ray._private.state.state.get_draining_nodes()
-        self._draining = {node: until_ms / 1000 for node, until_ms in draining.items()}
+        self._draining = ray_internals.draining_nodes()
         for worker in self.workers:
             if (actor := worker.actor) is not None and actor.node in self._draining:
                 worker.actor = None

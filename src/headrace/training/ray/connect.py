@@ -55,7 +55,7 @@ def to_cluster(cluster: str, cores: int) -> Iterator[None]:
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 raise ConfigError(_refusal(cluster, error)) from error
             if cluster == "local":
-                stack.enter_context(_ends_with_this_process(ray))
+                stack.enter_context(_ends_with_this_process())
         yield
 
 
@@ -91,10 +91,9 @@ def describe_machines() -> str:
 
 def _check_reachable(cluster: str) -> None:
     """Raise ConnectionError, ValueError or OSError at once where Ray would try for minutes."""
-    from ray._private import services
+    from headrace.distributed import ray_internals
 
-    address = str(services.canonicalize_bootstrap_address_or_die(cluster))
-    host, _, port = address.rpartition(":")
+    host, _, port = ray_internals.address_of(cluster).rpartition(":")
     socket.create_connection((host, int(port)), timeout=_CONNECT_WITHIN_S).close()
 
 
@@ -124,18 +123,18 @@ def _closed_to_others() -> Iterator[None]:
     }
     try:
         with environment(variables):
-            if "ray" in sys.modules:
-                _read_again(reachable=False)
+            _read_again(reachable=False)
             yield
     finally:
-        if "ray" in sys.modules:  # else it is not installed, and an error is under way
-            _read_again(reachable=True)
+        _read_again(reachable=True)
 
 
 @contextlib.contextmanager
-def _ends_with_this_process(ray: Any) -> Iterator[None]:
+def _ends_with_this_process() -> Iterator[None]:
     """Have Ray's agents killed if this process is killed: they would stay for a minute."""
-    raylet = ray._private.worker.global_worker.node.all_processes["raylet"][0].process.pid
+    from headrace.distributed import ray_internals
+
+    raylet = ray_internals.raylet_pid()
     agents = [
         child
         for listed in Path(f"/proc/{raylet}/task").glob("*/children")
@@ -154,13 +153,11 @@ def _ends_with_this_process(ray: Any) -> Iterator[None]:
 
 
 def _read_again(*, reachable: bool) -> None:
-    """Make Ray read its environment variables again, which it did when it was imported."""
-    from ray._private import ray_constants
+    """Make Ray read its environment variables again, if it was imported before they were set."""
+    if "ray" in sys.modules:
+        from headrace.distributed import ray_internals
 
-    compiled: Any = sys.modules["ray._raylet"]
-    ray_constants.ENABLE_RAY_CLUSTER = reachable
-    compiled.Config.initialize("")
-    compiled.AuthenticationTokenLoader.instance().reset_cache()
+        ray_internals.read_environment_again(reachable=reachable)
 
 
 def _refusal(cluster: str, error: Exception) -> str:

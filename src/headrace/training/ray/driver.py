@@ -20,6 +20,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headrace.config.run_config import RunConfig, demands
+from headrace.distributed import ray_internals
 from headrace.distributed.channel import pickled
 from headrace.distributed.groups import JOIN_WITHIN_S, announce, has_come, host_store
 from headrace.distributed.local_ranks import Failure, first_cause
@@ -130,7 +131,7 @@ def _request_placement(run: RunConfig) -> Any:
     amounts, labels = demands(run.learner_resources)
     bundles = [_bundle(run) | amounts for _ in range(run.num_learners)]
     here = _ray.get_runtime_context().get_node_id()
-    free = _ray._private.state.available_resources_per_node().get(here, {})
+    free = ray_internals.free_by_node().get(here, {})
     node = next((name for name in free if name.startswith("node:") and "__" not in name), None)
     if node and all(free.get(name, 0.0) >= amount for name, amount in bundles[0].items()):
         bundles[0] = bundles[0] | {node: 0.001}
@@ -330,7 +331,7 @@ class _LearnerGroup:
             self._pass_on(self._stop.received)
         elif not self._told_to_stop and time.monotonic() - self._polled_at > _POLL_EVERY_S:
             self._polled_at = time.monotonic()
-            draining = set(_ray._private.state.state.get_draining_nodes())
+            draining = set(ray_internals.draining_nodes())
             self._leaving = bool(draining & set(self._node_of.values()))
             if self._leaving:
                 self._pass_on(signal.SIGTERM)

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import RayError
 
 from headrace.config.run_config import RunConfig
+from headrace.distributed import ray_internals
 from headrace.distributed.channel import pickled
 from headrace.storage.files import write_whole
 from headrace.storage.run_dir import writable
@@ -230,7 +231,7 @@ class ClusterRunner(Runner):
 
     def _leave_machines(self) -> None:
         """Save the parts on machines that are about to be taken away."""
-        if self._is_stopping or not (draining := _ray._private.state.state.get_draining_nodes()):
+        if self._is_stopping or not (draining := ray_internals.draining_nodes()):
             return
         for each in self._running:
             if each.place.machine in draining and not each.is_leaving:
