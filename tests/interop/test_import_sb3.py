@@ -239,6 +239,15 @@ def test_a_normalizer_comes_by_the_script_of_the_page(normalized, tmp_path):
     np.testing.assert_allclose(ours, venv.normalize_reward(reward), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("dqn", True), ("sac", True), ("a2c", False)])
+def test_a_file_that_may_lack_its_normalizer_is_imported_with_a_note(
+    name, is_told, saved, tmp_path
+):
+    imported = import_sb3(saved(name)[1], CASES[name][2], run_dir=tmp_path / "run")
+    told = [note for note in imported.notes if "trained with VecNormalize" in note]
+    assert [told[0] in imported.describe()] == [True] if is_told else told == []
+
+
 def test_a_missing_normalizer_is_warned_of(normalized, tmp_path):
     with pytest.warns(UserWarning, match="trained with VecNormalize.*--normalizer"):
         import_sb3(normalized[1] / "model.zip", f"{HERE}:steering", run_dir=tmp_path / "run")
@@ -329,7 +338,7 @@ def test_a_full_disk_leaves_no_run(saved, tmp_path, monkeypatch):
 
     write, run_dir = checkpoint.write, tmp_path / "run"
     monkeypatch.setattr(checkpoint, "write", full)
-    with pytest.warns(UserWarning, match="No space left"), pytest.raises(RunDirError):
+    with pytest.raises(RunDirError, match=r"run cannot be used: No space left.*\n.*--run-dir"):
         import_sb3(saved("a2c")[1], "CartPole-v1", run_dir=run_dir)
     assert not (run_dir / "config.json").exists()
     monkeypatch.setattr(checkpoint, "write", write)

@@ -453,12 +453,14 @@ def test_what_differs_stands_in_the_file(folder):
         ("none.yml", "CartPole-v1", "of none: expected ppo, a2c"),
         ("bad.yml", "CartPole-v1", "not valid YAML"),
         ("list.yml", "CartPole-v1", "has no entries"),
+        ("own.yml", "X-v0", "not valid YAML: found unconstructable recursive node"),
         ("ppo2.yml", "CartPole-v1", "cannot be read"),
     ],
 )
 def test_what_cannot_be_converted_is_refused(file, env, message, folder):
     (folder / "bad.yml").write_text("a: [")
     (folder / "list.yml").write_text("- 1")
+    (folder / "own.yml").write_text("X-v0:\n  policy_kwargs: &a {b: *a}\n")
     algo = "" if file in ("ppo.yml", "none.yml") else "ppo"
     with pytest.raises(ConfigError, match=message):
         import_zoo(Path(file), env, algo=algo)

@@ -165,6 +165,26 @@ def test_the_card_names_the_atoms_of_a_distribution(run_dir, tmp_path):
     assert "--num-atoms 7" in model_card._shapes(settings)
 
 
+def test_the_card_s_commands_have_the_environment_s_arguments_and_the_run_s_own_code(tmp_path):
+    algo, wrapper = "examples.own_algorithm:Reinforce", "gymnasium.wrappers:FlattenObservation"
+    small = {name: of for name, of in SMALL.items() if name != "hidden_sizes"}
+    headrace.train(
+        "Pendulum-v1", total_env_steps=128, run_dir=tmp_path / "run", algo=algo, wrapper=wrapper,
+        env_kwargs={"g": 5.0}, **small,
+    )  # fmt: skip
+    push(tmp_path / "run", str(tmp_path / "new"), RunRequest({}, None, (wrapper,), None, algo))
+    card = (tmp_path / "new/README.md").read_text()
+    (line,) = (line for line in card.splitlines() if line.startswith("headrace train"))
+    assert line.startswith(f"headrace train Pendulum-v1 --algo {algo} --init-from my_policy ")
+    assert line.endswith(f" --env-kwargs g=5.0 --wrapper {wrapper}")
+    assert f"Name it again to `headrace eval` and `headrace export`: `--wrapper {wrapper}`" in card
+    assert f", `--algo {algo}`." in card
+
+
+def test_a_card_without_code_asks_for_none(shared):
+    assert "code of its own" not in (shared / "README.md").read_text()
+
+
 def test_policies_alone_are_no_run_to_resume(shared, tmp_path):
     pull(str(shared), tmp_path / "mine")
     with pytest.raises(CheckpointError, match=r"(?s)holds policies alone.*--init-from"):

@@ -10,6 +10,7 @@ from headrace.errors import ConfigError
 from headrace.models.policy import Policy
 from headrace.training.job import Job
 
+_EVAL = "Evaluate a checkpoint: headrace.lightning.write_run, then headrace eval."
 INSTEAD = {
     "backend": "The Trainer's strategy exchanges the gradients.",
     "checkpoint_every_s": "The Trainer saves: Trainer(callbacks=[ModelCheckpoint(...)]).",
@@ -17,7 +18,10 @@ INSTEAD = {
     "compile": "The Trainer makes the gradient steps.",
     "data": "Learning from recorded steps: headrace.train.",
     "device": "The Trainer chooses it: Trainer(accelerator=...).",
-    "eval_every": "Evaluate a checkpoint: headrace.lightning.write_run, then headrace eval.",
+    "eval_env": _EVAL,
+    "eval_env_kwargs": _EVAL,
+    "eval_episodes": _EVAL,
+    "eval_every": _EVAL,
     "init_from": (
         "Load the weights into the module: module.policy.load_state_dict("
         "headrace.load_policy(RUN_DIR).module.state_dict())."
