@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import headrace
+from examples.reach_goal import ReachGoal
 from headrace.config.algorithms import ALGORITHMS
 from headrace.errors import CheckpointError, RunDirError
 from headrace.interop.import_sb3 import import_sb3
@@ -203,7 +204,24 @@ def test_an_imported_run_explores_on_as_the_model_did(saved, tmp_path):
     # Of two components there, of each here.
     assert saved("sac")[0].target_entropy == -2
     assert rundir.read_config(tmp_path / "sac")["settings"]["target_entropy"] == -1
-    assert checkpoint.newest(tmp_path / "sac").manifest["counters"]["env_steps"] == STEPS
+    for name in ("dqn", "sac"):
+        manifest = checkpoint.newest(tmp_path / name).manifest
+        assert manifest["counters"]["env_steps"] == STEPS
+        assert manifest["learner"]["learner_steps"] == saved(name)[0]._n_updates > 0
+
+
+def test_hindsight_is_that_of_the_model(tmp_path):
+    kwargs = {"n_sampled_goal": 3, "goal_selection_strategy": "final"}
+    model = sb3.SAC(
+        "MultiInputPolicy", ReachGoal(), replay_buffer_class=sb3.HerReplayBuffer,
+        replay_buffer_kwargs=kwargs, device="cpu", buffer_size=100,
+    )  # fmt: skip
+    model.save(tmp_path / "model.zip")
+    env = "examples.reach_goal:ReachGoal"
+    imported = import_sb3(tmp_path / "model.zip", env, run_dir=tmp_path / "run")
+    settings = rundir.read_config(tmp_path / "run")["settings"]
+    assert settings["hindsight"] == 0.75
+    assert "goal_selection_strategy='final': goals are of the future" in imported.notes
 
 
 @pytest.fixture(scope="module")
@@ -538,12 +556,18 @@ def test_a_file_that_is_no_model_is_refused(content, tmp_path):
 
 def test_the_command_imports_and_says_what_follows(saved, tmp_path):
     path = saved("ppo choices")[1]
-    words = "import-sb3", path, "--env", "CartPole-v1", "--run-dir", "run"
+    wrapper = "--wrapper", "gymnasium.wrappers:FlattenObservation"
+    words = "import-sb3", path, "--env", "CartPole-v1", *wrapper, "--run-dir", "run"
+    words += "--env-kwargs", "sutton_barto_reward=True"
     done = python.run(python.command(*words), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Optimizers begin anew" in done.stdout
     assert "headrace eval run" in done.stdout
-    done = python.run(python.command("eval", "run", "--episodes", 2, "--json"), cwd=tmp_path)
+    settings = rundir.read_config(tmp_path / "run")["settings"]
+    assert settings["env_kwargs"] == {"sutton_barto_reward": True}
+    assert settings["wrapper"] == [wrapper[1]]
+    words_of_eval = "eval", "run", *wrapper, "--episodes", 2, "--json"
+    done = python.run(python.command(*words_of_eval), cwd=tmp_path)
     assert json.loads(done.stdout)["episodes"] == 2
     refused = python.run(python.command(*words[:4], "--algo", "dqn"), cwd=tmp_path)
     assert (refused.returncode, "is a model of ppo" in refused.stderr) == (1, True)

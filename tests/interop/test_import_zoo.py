@@ -241,6 +241,25 @@ def test_a_merged_entry_has_its_own_value(folder):
     assert (settings["lr"], settings["gae_lambda"]) == (5.05041e-05, 0.92)
 
 
+def test_the_limit_of_kl_is_the_one_that_is_looked_at_there():
+    assert convert("ppo", "X-v0", {"target_kl": 0.02})[0]["target_kl"] == pytest.approx(0.03)
+
+
+def test_frames_that_are_not_stacked_are_listed():
+    note = "frame_stack={}: stack frames by a wrapper (--wrapper)"
+    assert convert("ppo", "X-v0", {"frame_stack": 4})[1] == [note.format(4)]
+    given = {"env_wrapper": ["x.AtariWrapper"], "frame_stack": 3}
+    assert convert("ppo", "BreakoutNoFrameskip-v4", given)[1] == [note.format(3)]
+
+
+def test_a_normalizer_of_another_kind_is_listed():
+    given = {"clip_obs": 5.0, "clip_reward": 10.0, "gamma": 0.9, "norm_reward": False}
+    of_zoo = {"normalize": True, "normalize_kwargs": given, "gamma": 0.98}
+    settings, notes = convert("ppo", "X-v0", of_zoo)
+    assert (settings["normalize_obs"], settings["normalize_reward"]) == (True, False)
+    assert notes == [f"normalize: {each}: no counterpart" for each in ("clip_obs=5.0", "gamma=0.9")]
+
+
 def test_linear_schedules_end_with_the_run(folder):
     settings, notes = converted("ppo", "CartPole-v1")
     assert (settings["lr"], settings["lr_schedule"]) == (0.001, "linear")
@@ -253,6 +272,7 @@ def test_an_atari_game_has_the_entry_of_all(folder):
     settings, notes = converted("ppo", "BreakoutNoFrameskip-v4")
     assert settings["env"] == "ALE/Breakout-v5" and settings["clip_reward"] == 1.0
     assert settings["env_kwargs"] == {"repeat_action_probability": 0.0, "episodic_life": True}
+    assert settings["eval_env_kwargs"] == {"episodic_life": False}
     assert (settings["hidden_sizes"], settings["image_net"], notes) == ([], "nature", [])
     assert ATARI.fullmatch("ALE/MsPacman-v5")[1] == "MsPacman"
     assert not ATARI.fullmatch("Acrobot-v1")
