@@ -315,7 +315,7 @@ SHAPES = {  # name: another value, and what else it needs
     "shared_trunk": (True, {}),
     "core": ("lstm", {}),
     "core_size": (5, {"core": "lstm"}),
-    "image_net": ("impala", {}),
+    "image_net": ("small", {}),
     "normalize_obs": (True, {}),
     "normalize_reward": (True, {}),
     "layer_norm": (True, OF_Q),
