@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation
-from headrace.evaluation.trained_policies import best_of
+from headrace.evaluation.trained_policies import folder_of
 from headrace.interop import hub
 from headrace.interop.model_card import Facts, model_card
 from headrace.interop.shared_policy import (
@@ -98,7 +98,7 @@ def push(
     if not repo_id and Path(place).exists():
         raise ConfigError(f"{place} exists already.\nName another directory: --to DIR.")
     # One checkpoint is played and shared, although a run may be writing others.
-    saved = checkpoint.newest(best_of(run_dir) if best else run_dir)
+    saved = checkpoint.newest(folder_of(run_dir, best=best))
     played = evaluate_run(run_dir, request, saved=saved.path, episodes=episodes, seed=seed, say=say)
     films = sorted(run_dir.glob("*.mp4"), key=lambda path: path.stat().st_mtime)
     film = films[-1] if films else None

@@ -5,6 +5,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from headrace.algos.base import LossSpec
 from headrace.config.algorithms import ALGORITHMS
+from headrace.config.policies import RANDOM
 from headrace.config.settings import FREE, Settings
 from headrace.errors import ConfigError
 from headrace.models.policy import Policy
@@ -71,7 +72,7 @@ def trained_policy(job: Job) -> str:
     """Return the name of the policy that is trained; ConfigError if there are several."""
     names = [name for name in job.shares if name not in job.settings.run.frozen]
     if len(names) > 1:
-        rest = ", ".join(f'"{name}": "random"' for name in names[1:])
+        rest = ", ".join(f'"{name}": "{RANDOM}"' for name in names[1:])
         raise ConfigError(
             f"{job.spec.id} has the policies {', '.join(names)}, and a LightningModule trains one."
             f"\nFreeze the others, at random or as in another run: frozen={{{rest}}}. Or train all "

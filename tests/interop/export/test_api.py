@@ -21,12 +21,12 @@ from headrace.errors import CheckpointError, ConfigError, ExportError, MissingEx
 from headrace.interop.export import programs
 from headrace.interop.export.check import Comparer
 from headrace.interop.export.programs import METADATA_FILE
+from headrace.interop.export.to_onnx import OnnxSession
 from headrace.models.policy import Policy
 from headrace.spec import Space
 from headrace.storage import checkpoint
 from tests.envs.games.support import Camp
 from tests.interop.export import cases
-from tests.interop.export.test_module import session_of
 from tests.marks import repeats
 from tests.models.test_custom import Linear
 from tests.models.test_masks import Refusing
@@ -245,7 +245,7 @@ class Biased(nn.Module):
 
     def __init__(self, path, name, wrong):
         super().__init__()
-        self.session, self.name, self.wrong = session_of(path), "a biased one", (name, wrong)
+        self.session, self.name, self.wrong = OnnxSession(path), "a biased one", (name, wrong)
 
     def __call__(self, inputs):
         outputs, (name, wrong) = self.session(inputs), self.wrong
@@ -340,7 +340,7 @@ def test_a_policy_that_does_not_act_by_its_head_is_no_tie(tmp_path):
     policy = headrace.load_policy(saved)
     policy.module.__class__ = Contrary
     obs = cases.observations(policy, 100)
-    check = Comparer(policy, stochastic=False).compare(session_of(path), obs, 100, "some")
+    check = Comparer(policy, stochastic=False).compare(OnnxSession(path), obs, 100, "some")
     assert (check.different, check.ties, check.ok) == (100, 0, False)
 
 

@@ -67,13 +67,18 @@ def to_onnx(program: ExportedProgram, module: ExportedPolicy, metadata: Mapping[
 
 
 class OnnxSession:
-    """A file, loaded by onnxruntime on the CPU."""
+    """A file, loaded by onnxruntime on the CPU.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        num_threads: of an operation; 0: as onnxruntime chooses.
+    """
+
+    def __init__(self, file: Path, num_threads: int = 0) -> None:
         import onnxruntime  # type: ignore[import-untyped]
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors only
+        options.intra_op_num_threads = num_threads
         self._session = onnxruntime.InferenceSession(
             file, options, providers=["CPUExecutionProvider"]
         )
