@@ -3,7 +3,7 @@
 The pages are laid out in a temporary folder as they are in the repository, so that links between
 them are the same on the site as on GitHub. Three kinds are added: the start page with the
 navigation (`index.md`), the reference, which `reference.py` makes from the code, and the files
-that pages show or offer.
+that pages show or offer. Left out: how Sphinx makes pages of them (`conf.py`), and publishing.
 """
 
 import argparse

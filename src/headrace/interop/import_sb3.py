@@ -2,7 +2,8 @@
 
 The run is what `headrace train` would have made with the model's settings: its checkpoint has the
 model's weights, normalizers and env steps. Optimizers and episodes begin anew, and a replay is
-empty.
+empty. Left out: reading the file (`sb3_zip.py`), and what its settings (`sb3_settings.py`), weights
+(`sb3_weights.py`) and normalizer (`sb3_normalizer.py`) mean.
 """
 
 import warnings

@@ -1,4 +1,8 @@
-"""`headrace import-zoo`: settings of RL Zoo become a `--config` file of Headrace."""
+"""`headrace import-zoo`: settings of RL Zoo become a `--config` file of Headrace.
+
+Here are the environment, its wrappers and normalizers. Left out: reading RL Zoo's file
+(`zoo_file.py`), and the settings of algorithms and networks (`sb3_settings.py`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

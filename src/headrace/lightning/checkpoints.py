@@ -1,4 +1,7 @@
-"""The Trainer's checkpoints: what they have of a run, read without unpickling code."""
+"""The Trainer's checkpoints: what they have of a run, read without unpickling code.
+
+Left out: writing them, which the Trainer does (`PolicyModule.on_save_checkpoint`).
+"""
 
 import json
 import tempfile
@@ -21,7 +24,7 @@ from headrace.storage.checkpoint import Checkpoint
 from headrace.storage.torch_file import load_plain
 
 KEY = "headrace"
-"""Of a run's state in a Trainer's checkpoint, beside `state_dict` and others."""
+"""The key of a run's state in a Trainer's checkpoint, beside `state_dict` and others."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""What the Trainer and an Experience cannot do together, refused in words before a run begins."""
+"""Checks, before a run begins, of what the Trainer and an Experience cannot do together.
+
+Left out: how minibatches may be fetched, which shows in the epoch (`experience.py`).
+"""
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy

@@ -1,4 +1,7 @@
-"""The metrics of a Headrace run in Lightning's loggers, without a Trainer."""
+"""The metrics of a Headrace run in Lightning's loggers, without a Trainer.
+
+Left out: a Trainer's own logging (`module.py`), and settings: loggers get the metrics alone.
+"""
 
 from types import TracebackType
 from typing import Any

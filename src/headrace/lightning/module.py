@@ -1,4 +1,7 @@
-"""A LightningModule with an algorithm's loss, and the gradient steps as Headrace makes them."""
+"""A LightningModule with an algorithm's loss, and the gradient steps as Headrace makes them.
+
+Left out: where minibatches come from (`experience.py`), and validation: `headrace eval` plays.
+"""
 
 import math
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""ONNX: a program in the form that other runtimes take, and onnxruntime, which runs it."""
+"""ONNX: a program in the form that other runtimes take, and onnxruntime, which runs it.
+
+Left out: the program (`programs.py`), and weights in a file of their own, beyond ONNX's 2 GB.
+"""
 
 import re
 from collections.abc import Callable, Mapping
