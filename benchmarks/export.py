@@ -23,6 +23,7 @@ import torch
 import headrace
 from benchmarks.harness.machine import RESULTS, machine
 from headrace.envs.factory import EnvMaker
+from headrace.interop.export.to_onnx import OnnxSession
 
 NAME = "export"
 SMALL = {"num_envs": 4, "num_steps": 16, "num_workers": 0, "quiet": True, "seed": 0}
@@ -37,19 +38,15 @@ RUNS = {
 FILE, POLICY = "file, onnxruntime", "load_policy"
 
 
-def of_file(path, obs):
+def of_file(exported, obs):
     """A function that calls the exported file once."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    inputs = {"obs": obs[None]}
-    for array in session.get_inputs():
-        if array.name == "state":
-            inputs["state"] = np.zeros((1, array.shape[1]), np.float32)
+    session, inputs = OnnxSession(exported.path, num_threads=1), {"obs": obs[None]}
+    for array in json.loads(exported.metadata["inputs"]):
+        if array["name"] == "state":
+            inputs["state"] = np.zeros((1, array["shape"][1]), np.float32)
 
     def call():
-        outputs = dict(zip(names, session.run(names, inputs), strict=True))
+        outputs = session(inputs)
         if "state" in inputs:
             inputs["state"] = outputs["next_state"]
         return outputs["action"][0]
@@ -72,7 +69,7 @@ def measure(name, turns, calls):
         env = EnvMaker(settings["env"])()
         obs = np.asarray(env.reset(seed=0)[0])
         env.close()
-        named = {FILE: of_file(exported.path, obs), POLICY: of_policy(run, obs)}
+        named = {FILE: of_file(exported, obs), POLICY: of_policy(run, obs)}
     microseconds = {who: [] for who in named}
     for call in named.values():
         call()  # allocates

@@ -1,8 +1,9 @@
-"""Is this commit fit for release? Builds it, installs it, and uses it: `make release-check`.
+"""Finds out whether this commit is fit for release (`make release-check`).
 
 Builds the wheel and the sdist of HEAD and checks what is in them. Then installs the wheel, and once
 the sdist, into fresh environments, and uses each from a folder outside the repository as a newcomer
-would. Ends with one table, and what is still to do before publishing.
+would. Ends with one table, and what is still to do before publishing. Left out: the tests
+(`make test-all`), and publishing.
 
 A row has `pinned` versions (constraints.txt), the `oldest` that pyproject.toml allows, or the
 `newest`. A combination that cannot be had here is a row that says so. torch is its CPU build; with

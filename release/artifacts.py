@@ -1,4 +1,7 @@
-"""The wheel and the sdist: built from the files of HEAD alone, and what must be in them."""
+"""The wheel and the sdist: built from the files of HEAD alone, and what must be in them.
+
+Left out: installing them (`environments.py`).
+"""
 
 import email.message
 import email.parser

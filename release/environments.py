@@ -1,7 +1,8 @@
 """Virtual environments: which Pythons there are, which versions fit, installing, and their size.
 
 uv does it: it finds the oldest versions that fit together, and packages that several environments
-have lie on the disk once. Its own settings (UV_INDEX and others) apply.
+have lie on the disk once. Its own settings (UV_INDEX and others) apply. Left out: which
+combinations are tried (`__main__.py`), and what is done in one (`smoke.py`).
 """
 
 import os

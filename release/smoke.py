@@ -1,4 +1,7 @@
-"""What a user of each extra does first, as commands; and what one without the extra is told."""
+"""Commands that a user of each extra gives first, and what one without the extra is told.
+
+Left out: whether what they compute is right, which the tests say, and what `LEFT_OUT` names.
+"""
 
 import os
 import subprocess

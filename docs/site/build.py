@@ -1,14 +1,15 @@
 """Builds the documentation site: `make docs`.
 
-The pages are laid out below `docs/_build/source` as they are in the repository, so that links
-between them are the same on the site as on GitHub. Three kinds are added: the start page with the
+The pages are laid out in a temporary folder as they are in the repository, so that links between
+them are the same on the site as on GitHub. Three kinds are added: the start page with the
 navigation (`index.md`), the reference, which `reference.py` makes from the code, and the files
-that pages show or offer.
+that pages show or offer. Left out: how Sphinx makes pages of them (`conf.py`), and publishing.
 """
 
 import argparse
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import reference
@@ -39,12 +40,12 @@ def lay_out(source: Path) -> None:
 
 def build(to: Path, builder: str = "html") -> int:
     """Build the site below a folder; return Sphinx's exit code. A warning is an error."""
-    if (to / "source").exists():
-        shutil.rmtree(to / "source")
-    lay_out(to / "source")
     strict = ["--fail-on-warning", "--keep-going", "--fresh-env", "--quiet"]
-    places = [to / "source", to / builder, "-c", HERE, "-d", to / "doctrees"]
-    return sphinx_build([*strict, "--builder", builder, *map(str, places)])
+    with tempfile.TemporaryDirectory(prefix="headrace-site-") as name:
+        source, doctrees = Path(name, "source"), Path(name, "doctrees")
+        lay_out(source)
+        places = [source, to / builder, "-c", HERE, "-d", doctrees]
+        return sphinx_build([*strict, "--builder", builder, *map(str, places)])
 
 
 def main() -> int:

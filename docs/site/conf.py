@@ -1,4 +1,7 @@
-"""How Sphinx makes the site from what `build.py` has laid out. The names here are Sphinx's own."""
+"""Settings of Sphinx, which makes the site from what `build.py` has laid out.
+
+The names are Sphinx's own. Left out: the pages' contents, and the navigation (`index.md`).
+"""
 
 from pathlib import Path
 from typing import Any

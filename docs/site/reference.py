@@ -2,6 +2,7 @@
 
 The commands' flags and the settings are read from the classes that `headrace VERB --help` is made
 of; the Python names are those of `headrace.__all__`, with their docstrings (Sphinx's autodoc).
+Left out: names that are not in it, such as those of `headrace.lightning`.
 """
 
 import inspect

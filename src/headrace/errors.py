@@ -1,6 +1,8 @@
 """The errors. Their messages say what was given, what was expected and what to do."""
 
+import ast
 import difflib
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,7 +113,19 @@ def _typed(name: str, value: Any) -> str:
         points = [each for each in value if isinstance(each, list | tuple)]
         words = [str(each) for each in value]
         value = ",".join(f"{steps:g}:{y:.4g}" for steps, y in points) or " ".join(words)
+    if isinstance(value, Mapping):
+        value = shlex.join(f"{key}={_literal(of)}" for key, of in value.items())
     return f"{flag(name)} {value}"
+
+
+def _literal(value: Any) -> str:
+    """Return a value as `key=value` is read: as text if that is read as text, else in Python."""
+    if isinstance(value, str):
+        try:
+            ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return value
+    return repr(value)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from headrace.config.algorithms import ALGORITHMS
 from headrace.config.preset_tables import preset_table, preset_tables
 from headrace.config.presets import GROUPS, preset
 from headrace.config.resolve import MAY_CHANGE, read_config_file, resolve
-from headrace.config.run_config import RunConfig
+from headrace.config.run_config import KeyValues, RunConfig
 from headrace.configclass import explicit_values
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, flags_of
 
 
 def test_precedence_flag_config_preset_default(tmp_path):
@@ -309,3 +310,9 @@ def test_resume_has_a_flag_for_all_that_may_change():
 def test_a_limit_that_nothing_watches_is_refused():
     with pytest.raises(ConfigError, match=r"env_timeout_s=5.0, but with --no-guards"):
         resolve({"env": "CartPole-v1", "env_timeout_s": 5.0, "guards": False})
+
+
+def test_arguments_that_are_typed_as_a_flag_are_read_alike():
+    given = {"limit": 7, "word": "a b", "digits": "7", "sizes": [1, 2], "none": None}
+    _, *words = shlex.split(flags_of({"env_kwargs": given}))
+    assert KeyValues.instance_from_str(words) == given

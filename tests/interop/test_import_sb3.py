@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import headrace
+from examples.reach_goal import ReachGoal
 from headrace.config.algorithms import ALGORITHMS
 from headrace.errors import CheckpointError, RunDirError
 from headrace.interop.import_sb3 import import_sb3
@@ -203,7 +204,24 @@ def test_an_imported_run_explores_on_as_the_model_did(saved, tmp_path):
     # Of two components there, of each here.
     assert saved("sac")[0].target_entropy == -2
     assert rundir.read_config(tmp_path / "sac")["settings"]["target_entropy"] == -1
-    assert checkpoint.newest(tmp_path / "sac").manifest["counters"]["env_steps"] == STEPS
+    for name in ("dqn", "sac"):
+        manifest = checkpoint.newest(tmp_path / name).manifest
+        assert manifest["counters"]["env_steps"] == STEPS
+        assert manifest["learner"]["learner_steps"] == saved(name)[0]._n_updates > 0
+
+
+def test_hindsight_is_that_of_the_model(tmp_path):
+    kwargs = {"n_sampled_goal": 3, "goal_selection_strategy": "final"}
+    model = sb3.SAC(
+        "MultiInputPolicy", ReachGoal(), replay_buffer_class=sb3.HerReplayBuffer,
+        replay_buffer_kwargs=kwargs, device="cpu", buffer_size=100,
+    )  # fmt: skip
+    model.save(tmp_path / "model.zip")
+    env = "examples.reach_goal:ReachGoal"
+    imported = import_sb3(tmp_path / "model.zip", env, run_dir=tmp_path / "run")
+    settings = rundir.read_config(tmp_path / "run")["settings"]
+    assert settings["hindsight"] == 0.75
+    assert "goal_selection_strategy='final': goals are of the future" in imported.notes
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +255,15 @@ def test_a_normalizer_comes_by_the_script_of_the_page(normalized, tmp_path):
     reward = np.array([-3.0, 0.5, 40.0])
     ours = policy.module.scaled(torch.from_numpy(reward))
     np.testing.assert_allclose(ours, venv.normalize_reward(reward), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("dqn", True), ("sac", True), ("a2c", False)])
+def test_a_file_that_may_lack_its_normalizer_is_imported_with_a_note(
+    name, is_told, saved, tmp_path
+):
+    imported = import_sb3(saved(name)[1], CASES[name][2], run_dir=tmp_path / "run")
+    told = [note for note in imported.notes if "trained with VecNormalize" in note]
+    assert [told[0] in imported.describe()] == [True] if is_told else told == []
 
 
 def test_a_missing_normalizer_is_warned_of(normalized, tmp_path):
@@ -329,7 +356,7 @@ def test_a_full_disk_leaves_no_run(saved, tmp_path, monkeypatch):
 
     write, run_dir = checkpoint.write, tmp_path / "run"
     monkeypatch.setattr(checkpoint, "write", full)
-    with pytest.warns(UserWarning, match="No space left"), pytest.raises(RunDirError):
+    with pytest.raises(RunDirError, match=r"run cannot be used: No space left.*\n.*--run-dir"):
         import_sb3(saved("a2c")[1], "CartPole-v1", run_dir=run_dir)
     assert not (run_dir / "config.json").exists()
     monkeypatch.setattr(checkpoint, "write", write)
@@ -373,7 +400,7 @@ def test_a_pickle_in_place_of_tensors_is_refused_and_does_not_run(member, saved,
     trap = tmp_path / "trap"
     torch.save({"mlp_extractor.policy_net.0.weight": Payload(trap)}, buffer := io.BytesIO())
     path = rewritten(saved("sac")[1], tmp_path / "bad.zip", **{member: buffer.getvalue()})
-    with pytest.raises(CheckpointError, match=f"{member} holds more than tensors"):
+    with pytest.raises(CheckpointError, match=f"{member} cannot be read as tensors"):
         import_sb3(path, f"{HERE}:steering", run_dir=tmp_path / "run")
     assert not trap.exists()
     assert not (tmp_path / "run").exists()
@@ -388,7 +415,7 @@ def test_a_plain_pickle_in_place_of_tensors_is_refused_and_does_not_run(saved, t
     path = rewritten(
         saved("a2c")[1], tmp_path / "bad.zip", **{"policy.pth": pickle.dumps(Payload(trap))}
     )
-    with pytest.raises(CheckpointError, match=r"policy\.pth holds more than tensors"):
+    with pytest.raises(CheckpointError, match=r"policy\.pth cannot be read as tensors"):
         import_sb3(path, "CartPole-v1", run_dir=tmp_path / "run")
     assert not trap.exists()
 
@@ -529,12 +556,18 @@ def test_a_file_that_is_no_model_is_refused(content, tmp_path):
 
 def test_the_command_imports_and_says_what_follows(saved, tmp_path):
     path = saved("ppo choices")[1]
-    words = "import-sb3", path, "--env", "CartPole-v1", "--run-dir", "run"
+    wrapper = "--wrapper", "gymnasium.wrappers:FlattenObservation"
+    words = "import-sb3", path, "--env", "CartPole-v1", *wrapper, "--run-dir", "run"
+    words += "--env-kwargs", "sutton_barto_reward=True"
     done = python.run(python.command(*words), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Optimizers begin anew" in done.stdout
     assert "headrace eval run" in done.stdout
-    done = python.run(python.command("eval", "run", "--episodes", 2, "--json"), cwd=tmp_path)
+    settings = rundir.read_config(tmp_path / "run")["settings"]
+    assert settings["env_kwargs"] == {"sutton_barto_reward": True}
+    assert settings["wrapper"] == [wrapper[1]]
+    words_of_eval = "eval", "run", *wrapper, "--episodes", 2, "--json"
+    done = python.run(python.command(*words_of_eval), cwd=tmp_path)
     assert json.loads(done.stdout)["episodes"] == 2
     refused = python.run(python.command(*words[:4], "--algo", "dqn"), cwd=tmp_path)
     assert (refused.returncode, "is a model of ppo" in refused.stderr) == (1, True)

@@ -241,6 +241,25 @@ def test_a_merged_entry_has_its_own_value(folder):
     assert (settings["lr"], settings["gae_lambda"]) == (5.05041e-05, 0.92)
 
 
+def test_the_limit_of_kl_is_the_one_that_is_looked_at_there():
+    assert convert("ppo", "X-v0", {"target_kl": 0.02})[0]["target_kl"] == pytest.approx(0.03)
+
+
+def test_frames_that_are_not_stacked_are_listed():
+    note = "frame_stack={}: stack frames by a wrapper (--wrapper)"
+    assert convert("ppo", "X-v0", {"frame_stack": 4})[1] == [note.format(4)]
+    given = {"env_wrapper": ["x.AtariWrapper"], "frame_stack": 3}
+    assert convert("ppo", "BreakoutNoFrameskip-v4", given)[1] == [note.format(3)]
+
+
+def test_a_normalizer_of_another_kind_is_listed():
+    given = {"clip_obs": 5.0, "clip_reward": 10.0, "gamma": 0.9, "norm_reward": False}
+    of_zoo = {"normalize": True, "normalize_kwargs": given, "gamma": 0.98}
+    settings, notes = convert("ppo", "X-v0", of_zoo)
+    assert (settings["normalize_obs"], settings["normalize_reward"]) == (True, False)
+    assert notes == [f"normalize: {each}: no counterpart" for each in ("clip_obs=5.0", "gamma=0.9")]
+
+
 def test_linear_schedules_end_with_the_run(folder):
     settings, notes = converted("ppo", "CartPole-v1")
     assert (settings["lr"], settings["lr_schedule"]) == (0.001, "linear")
@@ -253,6 +272,7 @@ def test_an_atari_game_has_the_entry_of_all(folder):
     settings, notes = converted("ppo", "BreakoutNoFrameskip-v4")
     assert settings["env"] == "ALE/Breakout-v5" and settings["clip_reward"] == 1.0
     assert settings["env_kwargs"] == {"repeat_action_probability": 0.0, "episodic_life": True}
+    assert settings["eval_env_kwargs"] == {"episodic_life": False}
     assert (settings["hidden_sizes"], settings["image_net"], notes) == ([], "nature", [])
     assert ATARI.fullmatch("ALE/MsPacman-v5")[1] == "MsPacman"
     assert not ATARI.fullmatch("Acrobot-v1")
@@ -423,8 +443,8 @@ def test_values_of_no_known_form_are_said_not_raised(line, folder):
 
 
 def test_a_file_that_cannot_be_written_is_named_with_its_flag(folder):
-    with pytest.raises(ConfigError, match=r"(?s)none/new\.toml cannot be written.*--output"):
-        import_zoo(Path("ppo.yml"), "CartPole-v1", output=Path("none/new.toml"))
+    with pytest.raises(ConfigError, match=r"(?s)/proc/none/new\.toml cannot be .*--output"):
+        import_zoo(Path("ppo.yml"), "CartPole-v1", output=Path("/proc/none/new.toml"))
 
 
 def test_the_settings_of_one_run_are_read(folder):
@@ -453,12 +473,14 @@ def test_what_differs_stands_in_the_file(folder):
         ("none.yml", "CartPole-v1", "of none: expected ppo, a2c"),
         ("bad.yml", "CartPole-v1", "not valid YAML"),
         ("list.yml", "CartPole-v1", "has no entries"),
+        ("own.yml", "X-v0", "not valid YAML: found unconstructable recursive node"),
         ("ppo2.yml", "CartPole-v1", "cannot be read"),
     ],
 )
 def test_what_cannot_be_converted_is_refused(file, env, message, folder):
     (folder / "bad.yml").write_text("a: [")
     (folder / "list.yml").write_text("- 1")
+    (folder / "own.yml").write_text("X-v0:\n  policy_kwargs: &a {b: *a}\n")
     algo = "" if file in ("ppo.yml", "none.yml") else "ppo"
     with pytest.raises(ConfigError, match=message):
         import_zoo(Path(file), env, algo=algo)

@@ -1,7 +1,9 @@
 """Policies that are shared: what is written, what is refused, and that they act, learn and play."""
 
+import hashlib
 import inspect
 import json
+import os
 import shutil
 import sys
 import types
@@ -12,21 +14,29 @@ import torch
 import yaml
 
 import headrace
+from headrace.config.resolve import resolve
 from headrace.errors import (
     CheckpointError,
     ConfigError,
     HubError,
     MissingExtraError,
     RunDirError,
+    flags_of,
     install_command,
 )
 from headrace.interop import hub, model_card, share
+from headrace.interop.export.observations import random_observations
 from headrace.interop.share import pull, push
+from headrace.interop.shared_policy import shareable_config
+from headrace.learner.frozen import untrained_policy
+from headrace.spec import EnvSpec, Space
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
+from headrace.storage.manifest import digest, read_manifest
 from headrace.training.api import evaluate_run
 from headrace.training.job import RunRequest
 from tests import python
+from tests.interop.export import cases
 
 SMALL = {"num_envs": 4, "num_steps": 32, "num_workers": 0, "quiet": True, "hidden_sizes": (16,)}
 NO_CODE = RunRequest({})
@@ -165,6 +175,26 @@ def test_the_card_names_the_atoms_of_a_distribution(run_dir, tmp_path):
     assert "--num-atoms 7" in model_card._shapes(settings)
 
 
+def test_the_card_s_commands_have_the_environment_s_arguments_and_the_run_s_own_code(tmp_path):
+    algo, wrapper = "examples.own_algorithm:Reinforce", "gymnasium.wrappers:FlattenObservation"
+    small = {name: of for name, of in SMALL.items() if name != "hidden_sizes"}
+    headrace.train(
+        "Pendulum-v1", total_env_steps=128, run_dir=tmp_path / "run", algo=algo, wrapper=wrapper,
+        env_kwargs={"g": 5.0}, **small,
+    )  # fmt: skip
+    push(tmp_path / "run", str(tmp_path / "new"), RunRequest({}, None, (wrapper,), None, algo))
+    card = (tmp_path / "new/README.md").read_text()
+    (line,) = (line for line in card.splitlines() if line.startswith("headrace train"))
+    assert line.startswith(f"headrace train Pendulum-v1 --algo {algo} --init-from my_policy ")
+    assert line.endswith(f" --env-kwargs g=5.0 --wrapper {wrapper}")
+    assert f"Name it again to `headrace eval` and `headrace export`: `--wrapper {wrapper}`" in card
+    assert f", `--algo {algo}`." in card
+
+
+def test_a_card_without_code_asks_for_none(shared):
+    assert "code of its own" not in (shared / "README.md").read_text()
+
+
 def test_policies_alone_are_no_run_to_resume(shared, tmp_path):
     pull(str(shared), tmp_path / "mine")
     with pytest.raises(CheckpointError, match=r"(?s)holds policies alone.*--init-from"):
@@ -240,6 +270,83 @@ def test_settings_that_name_directories_stay_here(run_dir, shared, tmp_path):
     assert str(run_dir) not in (tmp_path / "new/config.json").read_text()
     assert str(run_dir) not in (tmp_path / "new/README.md").read_text()
     assert checkpoint.newest(tmp_path / "new").manifest["policies"]
+
+
+def test_settings_that_name_directories_are_emptied(run_dir, tmp_path):
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    config = rundir.read_config(copy)
+    local = {name: f"/home/me/{name}" for name in ("init_from", "data", "replay_dir")}
+    several = {
+        "frozen": {"a": "/home/me/a", "b": "random"},
+        "league_members": ["random", "/home/me/other"],
+    }
+    rundir.write_config(copy, config | {"settings": config["settings"] | local | several})
+    shared = shareable_config(copy)["settings"]
+    assert {name: shared[name] for name in local} == dict.fromkeys(local, "")
+    assert shared["frozen"] == {"a": "", "b": "random"}
+    assert shared["league_members"] == ["random"]
+    kept = set(config["settings"]) - set(local) - set(several)
+    assert all(shared[name] == config["settings"][name] for name in kept)
+
+
+def test_the_newest_film_is_shared(run_dir, tmp_path):
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    for age, name in enumerate(("b.mp4", "c.mp4", "a.mp4", "episode.mp4")):
+        (copy / name).write_bytes(name.encode())
+        os.utime(copy / name, (1e9 - age, 1e9 - age))
+    push(copy, str(tmp_path / "new"), NO_CODE, episodes=1)
+    assert (tmp_path / "new/film.mp4").read_bytes() == b"b.mp4"
+
+
+def test_a_manifest_that_names_another_file_is_refused(copied, tmp_path):
+    (tmp_path / "secret").write_text("mine")
+    manifest = read_manifest(copied)
+    manifest["beside"]["../../secret"] = hashlib.sha256(b"mine").hexdigest()
+    (copied / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
+    with pytest.raises(CheckpointError, match=r"names a file that is none of ours: '\.\./\.\./sec"):
+        pull(str(copied), tmp_path / "mine")
+
+
+OF_Q = {"algo": "dqn"}
+C51 = OF_Q | {"distribution": "c51", "v_min": -3.0, "v_max": 9.0, "num_atoms": 7}
+SHAPES = {  # name: another value, and what else it needs
+    "hidden_sizes": ((8,), {}),
+    "activation": ("elu", {}),
+    "shared_trunk": (True, {}),
+    "core": ("lstm", {}),
+    "core_size": (5, {"core": "lstm"}),
+    "image_net": ("small", {}),
+    "normalize_obs": (True, {}),
+    "normalize_reward": (True, {}),
+    "layer_norm": (True, OF_Q),
+    "dueling": (True, OF_Q),
+    "noisy": (True, OF_Q),
+    "distribution": ("qr", OF_Q),
+    "num_atoms": (9, C51),
+    "v_min": (-4.0, C51),
+    "v_max": (4.0, C51),
+}
+
+
+def built(settings):
+    """The sizes of the tensors of an untrained policy for images, and what it gives for some."""
+    settings = resolve({"env": "Case-v0", "seed": 1} | settings)
+    spec = EnvSpec("Case-v0", Space("box", (16, 16, 3), "uint8"), cases.CHOICE)
+    policy = untrained_policy(settings, spec, None, "default").eval()
+    obs = random_observations(spec, policy, 3, 0)
+    memory = [torch.zeros(3, policy.state_size)] if policy.state_size else []
+    with torch.no_grad():
+        given = policy.one_row(obs, *memory)
+    tensors = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
+    return tensors, [each.tolist() for each in given[:2]]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_setting_that_makes_another_network_is_in_the_card_s_command(name):
+    value, more = SHAPES[name]
+    assert built(more) != built(more | {name: value})
+    settings = {"core": "lstm", "core_size": 64} | {name: value}
+    assert flags_of({name: value}) in model_card._shapes(settings)
 
 
 @pytest.mark.parametrize("place", ["hf:", "hf:name", "hf:a/b/c", "hf:a/..", "hf:a/b c"])
@@ -344,10 +451,15 @@ def test_a_hub_that_cannot_be_reached_is_said(run_dir, tmp_path):
 def test_the_commands_share_and_get(run_dir, tmp_path):
     shutil.copytree(run_dir, tmp_path / "run")
     done = python.run(
-        python.command("push", "run", "--to", "shared", "--episodes", 2, "--json"), cwd=tmp_path
+        python.command("push", "run", "--to", "shared", "--episodes", 2, "--seed", 3, "--json"),
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["episodes"] == 2
+    assert "--episodes 2 --seed 3`" in (tmp_path / "shared/README.md").read_text()
+    shutil.rmtree(tmp_path / "run/best")
+    refused = python.run(python.command("push", "run", "--to", "best", "--best"), cwd=tmp_path)
+    assert (refused.returncode, "has no best policy" in refused.stderr) == (2, True)
     done = python.run(python.command("pull", "shared", "--run-dir", "mine"), cwd=tmp_path)
     assert (done.returncode, "All checksums agree" in done.stdout) == (0, True)
     refused = python.run(python.command("pull", "nowhere"), cwd=tmp_path)

@@ -12,11 +12,12 @@ from headrace import batch
 from headrace.batch import each
 from headrace.collectors.rollout import FixedActors, RolloutResult, RolloutTask, RolloutWorker
 from headrace.config.algorithms import ALGORITHMS
+from headrace.config.policies import RANDOM
 from headrace.envs.api import VectorContext
 from headrace.envs.games.opponents import MemberPolicy, Opponents
 from headrace.envs.games.seats import LATEST, Pool
 from headrace.envs.vectors import make_vector
-from headrace.leagues.members import RANDOM, MemberLoader
+from headrace.leagues.members import MemberLoader
 from headrace.meter import Meter
 from headrace.models.fast_paths import act_for
 from headrace.models.numpy_inference import NumpyActor

@@ -6,15 +6,23 @@ import threading
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.utils.data import DataLoader
 
 import headrace
 from headrace.catalog import extras
 from headrace.errors import ConfigError, EnvError, MissingExtraError, UsageError
-from headrace.lightning import Experience, PolicyModule
+from headrace.lightning import Experience, PolicyModule, write_run
 from tests.lightning import support
-from tests.lightning.support import SMALL, experience, fit, no_process_left, trainer
+from tests.lightning.support import (
+    SMALL,
+    differing,
+    experience,
+    fit,
+    no_process_left,
+    trainer,
+    weights,
+)
 from tests.marks import repeats
 from tests.support import Counting, short_cartpole
 
@@ -25,6 +33,9 @@ REFUSED = [
     ({"batch_size": 64}, "batch_size: the algorithm cuts.*minibatch_size"),
     ({"shuffle": True}, "shuffle: the algorithm has an order of its own"),
     ({"eval_every": 100}, "eval_every=100: .*write_run"),
+    ({"eval_episodes": 5}, "eval_episodes=5: .*write_run"),
+    ({"eval_env": "CartPole-v1"}, "eval_env='CartPole-v1': .*write_run"),
+    ({"eval_env_kwargs": {"a": 1}}, "eval_env_kwargs={'a': 1}: .*write_run"),
     ({"checkpoint_every_s": 5.0}, "checkpoint_every_s=5.0: .*ModelCheckpoint"),
     ({"device": "cpu"}, "device='cpu': .*accelerator"),
     ({"stop_after_s": 9.0}, "stop_after_s=9.0: .*max_time"),
@@ -68,6 +79,30 @@ def test_trainers_that_do_not_fit_are_refused(given, settings, words):
         return
     with pytest.raises(ConfigError, match=words):
         it.fit(module, datamodule=module.experience)
+
+
+def test_a_gpu_that_is_not_the_first_is_refused():
+    module, it = PolicyModule(experience()), trainer()
+    it.strategy._root_device = torch.device("cuda", 1)  # none is needed to be refused
+    module.experience.trainer = it
+    with pytest.raises(ConfigError, match=r"device is cuda:1: .*first CUDA device"):
+        module.experience.setup("fit")
+
+
+class Threads(Callback):
+    """Notes how many threads torch has in the Trainer's gradient steps."""
+
+    seen = None
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.seen = torch.get_num_threads()
+
+
+def test_the_trainer_learns_with_the_learner_s_threads():
+    threads = Threads()
+    torch.set_num_threads(2)
+    fit(PolicyModule(experience(learner_threads=1)), callbacks=[threads])
+    assert (threads.seen, torch.get_num_threads()) == (1, 2)
 
 
 def test_minibatches_come_without_a_dataloader():
@@ -194,10 +229,17 @@ def test_a_game_s_team_learns_against_a_frozen_one(tmp_path):
         "hidden_sizes": (8, 8), "env_kwargs": {"num_taggers": 2, "max_episode_steps": 9},
     }  # fmt: skip
     module = PolicyModule(Experience("headrace/TagGridWorld-v0", **given))
-    fit(module)
+    last = ModelCheckpoint(tmp_path, filename="last")
+    fit(module, enable_checkpointing=True, callbacks=[last])
     run = headrace.train(
         "headrace/TagGridWorld-v0", run_dir=tmp_path / "run", num_learners=1, quiet=True, **given
     )
+    write_run(tmp_path / "last.ckpt", tmp_path / "written")
+    for name in ("tagger", "runner"):
+        policies = (
+            headrace.load_policy(tmp_path / folder, policy=name) for folder in ("written", "run")
+        )
+        assert differing(*(weights(policy.module) for policy in policies)) == []
     ours, theirs = module.policy.state_dict(), run.policies["tagger"].module.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert module.experience.metrics["tagger/mean_return"] is not None

@@ -12,13 +12,13 @@ from tests.lightning import support
 pytestmark = support.pytestmark
 
 
-class Ends(Logger):
-    """Notes how it is told that the run has ended."""
+class Told(Logger):
+    """Notes the last metrics, and how it is told that the run has ended."""
 
-    name, version, status = "ends", 0, None
+    name, version, status, last = "told", 0, None, None
 
     def log_metrics(self, metrics, step=None):
-        pass
+        self.last = metrics, step
 
     def log_hyperparams(self, *args, **kwargs):
         pass
@@ -39,10 +39,16 @@ def test_each_update_is_a_row_of_csv_at_its_env_steps(tmp_path):
 
 @pytest.mark.parametrize("fails, status", [(False, "success"), (True, "failed")])
 def test_loggers_are_told_how_the_run_ended(fails, status):
-    logger = Ends()
+    logger = Told()
     try:
         with LoggerAdapter(logger):
             assert not fails
     except AssertionError:
         assert fails
     assert logger.status == status
+
+
+def test_a_metric_that_is_not_known_yet_is_left_out():
+    logger = Told()
+    LoggerAdapter(logger)(0, {"env_steps": 64, "mean_return": None, "loss": float("nan")})
+    assert logger.last == ({"env_steps": 64.0}, 64)

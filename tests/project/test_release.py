@@ -169,6 +169,44 @@ def test_the_table_has_a_line_for_each_row_and_what_is_missing():
     assert "| all of these but box2d |" in lines[3]
 
 
+@pytest.mark.parametrize(
+    "problems, result, code",
+    [
+        ([], "passed", 0),
+        ([], "FAILED: it", 1),
+        (["x lacks y"], "passed", 1),
+        ([], "not here: a", 0),
+    ],
+)
+def test_the_exit_code_tells_of_a_failure(problems, result, code, monkeypatch):
+    row = release.combinations(["oldest"])[0].labels() | {"result": result}
+    found = {"problems": problems, "rows": [row], "left_to_do": []}
+    monkeypatch.setattr(release, "check", lambda *_: found)
+    monkeypatch.setattr(sys, "argv", ["release", "--only", "oldest"])  # no results file
+    assert release.main() == code
+
+
+@pytest.mark.parametrize("says", ["ready", "not installed"])
+def test_an_extra_that_doctor_does_not_find_ready_is_a_failure(says, tmp_path):
+    """Two scripts stand for an environment: its Python, and its `headrace`."""
+    doctor = f"  {'plan':<16} {says}"
+    scripts = {
+        "python": f"echo {tmp_path}/headrace/__init__.py",
+        "headrace": f"[ $1 != --version ] || echo headrace 1; [ $1 != doctor ] || echo '{doctor}'",
+    }
+    for name, line in scripts.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o700)
+    python = tmp_path / "bin/python"
+    if says == "ready":
+        assert smoke.smoke(python, ("plan",), "1", tmp_path) >= 0
+        return
+    with pytest.raises(smoke.SmokeError, match="doctor does not find plan ready"):
+        smoke.smoke(python, ("plan",), "1", tmp_path)
+
+
 def test_smoke_refuses_a_headrace_that_is_not_the_installed_one(tmp_path):
     """This environment's is a link to the source."""
     with pytest.raises(smoke.SmokeError, match=r"headrace was imported from .*src/headrace"):

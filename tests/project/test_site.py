@@ -130,6 +130,8 @@ class Links(html.parser.HTMLParser):
 def built(tmp_path_factory):
     """The folder of the site, built as `make docs` does."""
     to = tmp_path_factory.mktemp("site")
+    (to / "source").mkdir()
+    (to / "source/mine").touch()  # of the user's
     command = [sys.executable, SITE / "build.py", "--to", to]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -139,6 +141,7 @@ def built(tmp_path_factory):
 @pytest.mark.more
 @pytest.mark.timeout(300)
 def test_the_site_builds_without_warnings_and_no_link_of_it_is_broken(built):
+    assert [path.name for path in (built.parent / "source").iterdir()] == ["mine"]
     found = {path: Links(path) for path in built.rglob("*.html")}
     assert len(found) > len(pages())
     for path, page in found.items():

@@ -10,10 +10,10 @@ import tyro
 from headrace.cli.commands import CodeVerb, run_training, started_at
 from headrace.cli.flags import SettingsVerb, explicit
 from headrace.cli.verbs import OptionalPath, TrackedVerb, Verb
+from headrace.config.policies import RANDOM
 from headrace.config.resolve import read_config_file
 from headrace.distributed.process import StopSignals
 from headrace.errors import ConfigError
-from headrace.leagues.members import RANDOM
 from headrace.leagues.tournament import EPISODES
 from headrace.tools.exploit import exploit_request, exploited
 from headrace.tools.tournament import tournament_of_runs

@@ -9,6 +9,8 @@ from headrace.spec import Agents, AgentSpaces, EnvSpec
 
 DEFAULT = "default"
 """The policy of an environment that has one agent, or one role."""
+RANDOM = "random"
+"""In place of a run, in settings that name runs: act at random, whatever is seen."""
 _SLICE = re.compile(r"(\d*):(\d*)")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 

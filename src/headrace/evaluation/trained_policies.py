@@ -165,15 +165,17 @@ class TrainedPolicy:
         return [self._memory]
 
 
-def best_of(run_dir: Path) -> Path:
-    """Return the directory of the best policy that a run has kept; ConfigError if there is none."""
-    best = run_dir / "best"
-    if run_dir.is_dir() and not best.is_dir():
+def folder_of(run_dir: Path, *, best: bool) -> Path:
+    """Return the directory of a run's newest or best policies; ConfigError if no best were kept."""
+    if not best:
+        return run_dir
+    folder = run_dir / "best"
+    if run_dir.is_dir() and not folder.is_dir():
         raise ConfigError(
             f"{run_dir} has no best policy: it was trained without --eval-every N, or ended before "
             "the first evaluation.\nLeave out --best to have the newest one."
         )
-    return best
+    return folder
 
 
 def load_policy(

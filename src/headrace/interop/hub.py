@@ -1,4 +1,8 @@
-"""Shared policies on the Hugging Face Hub, by its own client, which is an extra."""
+"""Shared policies on the Hugging Face Hub, by its own client, which is an extra.
+
+Left out: what a shared policy consists of (`shared_policy.py`), and the login, which is the
+client's.
+"""
 
 import re
 import shutil

@@ -2,7 +2,8 @@
 
 The run is what `headrace train` would have made with the model's settings: its checkpoint has the
 model's weights, normalizers and env steps. Optimizers and episodes begin anew, and a replay is
-empty.
+empty. Left out: reading the file (`sb3_zip.py`), and what its settings (`sb3_settings.py`), weights
+(`sb3_weights.py`) and normalizer (`sb3_normalizer.py`) mean.
 """
 
 import warnings
@@ -33,6 +34,7 @@ from headrace.interop.sb3_zip import Sb3Model, read_model
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.models.critics.actor import ActorPolicy
+from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Section
 from headrace.training.counters import Counters
@@ -66,7 +68,7 @@ class Imported:
     def describe(self) -> str:
         """Return what was made, what differs, and what can follow."""
         notes = [f"  {note}" for note in self.notes]
-        more = ["What differs when it is trained on:", *notes] if notes else []
+        more = ["What differs, or may differ:", *notes] if notes else []
         return "\n".join(
             [
                 f"Imported {self.algo.upper()} after {self.env_steps:,} env steps: {self.run_dir}",
@@ -126,6 +128,11 @@ def import_sb3(
             "statistics by --normalizer (docs/import.md).",
             stacklevel=2,
         )
+    elif model.algo in ("dqn", "sac"):  # whose files do not tell
+        notes.append(
+            "if it was trained with VecNormalize, it acts otherwise without the statistics: give "
+            "them by --normalizer"
+        )
     env_steps = max(0, int(model.number("num_timesteps") or 0))
     with rundir.locked(run_dir):
         refuse_used(run_dir)
@@ -158,7 +165,7 @@ def _settings(model: Sb3Model, moments: Normalizer | None) -> tuple[dict[str, An
 
 
 def _write(job: Job, learner: Learner, env_steps: int) -> None:
-    """Write a checkpoint and config.json, as a run that has made so many env steps."""
+    """Write a checkpoint and config.json, as a run that has made so many env steps; RunDirError."""
     counters = Counters(env_steps=env_steps, ledger=Ledger(collected=env_steps))
     (name,) = learner.learners
     policy, algo = learner.policies[name], job.settings.algo
@@ -177,6 +184,7 @@ def _write(job: Job, learner: Learner, env_steps: int) -> None:
         Section("imported", lambda: ({}, {"from": SOURCE}), lambda *_: None),
     ]
     saver = Saver(job, sections, counters, learner, SINGLE_RANK)
-    saver.save()
-    saver.check_saved()
+    files, manifest = saver.contents({section.name: section.state() for section in sections})
+    with rundir.writable(job.run_dir):
+        checkpoint.write(job.run_dir / "checkpoints", env_steps, files, manifest)
     rundir.write_config(job.run_dir, describe_job(job))  # the last: without it there is no run

@@ -1,4 +1,8 @@
-"""`headrace import-zoo`: settings of RL Zoo become a `--config` file of Headrace."""
+"""`headrace import-zoo`: settings of RL Zoo become a `--config` file of Headrace.
+
+Here are the environment, its wrappers and normalizers. Left out: reading RL Zoo's file
+(`zoo_file.py`), and the settings of algorithms and networks (`sb3_settings.py`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ from headrace.interop.sb3_settings import DEFAULTS, translate
 from headrace.interop.zoo_file import ATARI, read_entry, split_unread
 from headrace.models.normalization import CLIP
 from headrace.models.policy import Network
-from headrace.storage.files import write_whole
+from headrace.storage.files import write_output
 from headrace.storage.toml_text import toml_text
 
 _ATARI_WRAPPER = "AtariWrapper"
@@ -74,12 +78,7 @@ def import_zoo(path: Path, env: str, *, algo: str = "", output: Path | None = No
         raise ConfigError(f"{output} exists already.\nName another file: --output FILE.")
     about = [f"Settings of RL Zoo for {env}, from {path.name}, with their meaning in Headrace."]
     about += ["Not taken over, or not alike:", *(f"  {note}" for note in notes)] if notes else []
-    try:
-        write_whole(output, toml_text(about, settings).encode())
-    except OSError as error:
-        raise ConfigError(
-            f"{output} cannot be written: {error.strerror or error}.\nName another file: --output."
-        ) from None
+    write_output(output, toml_text(about, settings).encode())
     return Converted(output, settings, notes)
 
 

@@ -1,6 +1,10 @@
-"""The card of a shared policy: README.md, with the header in YAML that Hugging Face reads."""
+"""The card of a shared policy: README.md, with the header in YAML that Hugging Face reads.
+
+Left out: the other files of a shared policy (`shared_policy.py`), and what it reaches (`share.py`).
+"""
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +15,7 @@ import numpy as np
 from headrace.config.settings import FREE
 from headrace.errors import flags_of
 from headrace.evaluation.evaluate import Evaluation
+from headrace.training.job import code_flags
 
 _SHAPES = (
     "hidden_sizes", "activation", "shared_trunk", "core", "core_size", "image_net",
@@ -18,6 +23,8 @@ _SHAPES = (
     "num_atoms", "v_min", "v_max",
 )  # fmt: skip
 """Settings that decide which weights a network has."""
+_OF_ENV = ("env_kwargs", "drop_obs_keys")
+"""Settings without which a new run would have another environment."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,14 @@ def model_card(facts: Facts) -> str:
     env, algo = settings["env"], settings["algo"]
     returns = np.array(facts.played.returns)
     reached = f"{returns.mean():.2f} ± {returns.std():.2f}"
-    own = facts.config["env_is_code"]
-    note = f"\nThe environment is code: name it again (`--env {env}`).\n" if own else ""
+    code = {name: f"{name} {shlex.join(of)}" for name, of in code_flags(facts.config).items()}
+    note = ""
+    if code:
+        flags = ", ".join(f"`{each}`" for each in code.values())
+        note = (
+            f"\nThe run has code of its own, which is not shared here. Name it again to `headrace "
+            f"eval` and `headrace export`: {flags}.\n"
+        )
     film = "\nOne episode: [film.mp4](film.mp4)\n" if facts.has_film else ""
     again = f"headrace eval my_policy --episodes {len(returns)} --seed {facts.seed}"
     return f"""{_header(env, algo, reached)}
@@ -73,7 +86,7 @@ pip install headrace
 headrace pull {facts.place} --run-dir my_policy
 {again}
 headrace export my_policy
-headrace train {env} --algo {algo} --init-from my_policy {_shapes(settings)}
+headrace train {env} --algo {algo} --init-from my_policy {_shapes(settings)}{_made(settings, code)}
 ```
 
 The last command begins a new run with these weights. In Python:
@@ -133,6 +146,14 @@ def _shapes(settings: Mapping[str, Any]) -> str:
     if settings.get("core") == "none":
         del named["core_size"]
     return flags_of(named)
+
+
+def _made(settings: Mapping[str, Any], code: Mapping[str, str]) -> str:
+    """Return the flags, each after a space, by which a new run makes the same environment."""
+    named = {name: settings[name] for name in _OF_ENV if settings.get(name)}
+    flags = [flags_of(named)] if named else []
+    flags += [code[name] for name in ("--wrapper", "--model") if name in code]
+    return "".join(f" {each}" for each in flags)
 
 
 def _table(config: Mapping[str, Any]) -> str:

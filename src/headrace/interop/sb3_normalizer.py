@@ -1,6 +1,7 @@
 """The normalizer of a run of Stable-Baselines3 (VecNormalize), from arrays in an .npz file.
 
-The script in docs/import.md writes such a file where Stable-Baselines3 is installed.
+The script in docs/import.md writes such a file where Stable-Baselines3 is installed. Left out: its
+own file, which is a pickle; other limits of clipping, and images, which are refused.
 """
 
 import zipfile

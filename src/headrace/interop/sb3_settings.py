@@ -11,7 +11,7 @@ from typing import Any
 from headrace.errors import ConfigError
 
 LINEAR = "lin_"
-"""How the text of a value begins that falls linearly to 0 (RL Zoo's spelling)."""
+"""The beginning of the text of a value that falls linearly to 0 (RL Zoo's spelling)."""
 
 _OFF_POLICY = {
     "buffer_size": 1_000_000, "learning_starts": 100, "gamma": 0.99, "gradient_steps": 1,

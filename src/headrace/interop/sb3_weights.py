@@ -290,7 +290,7 @@ def _named(name: str, layer: _Layer) -> dict[str, Tensor]:
 
 
 _OURS = ("head.", "normalize_")
-"""How the names of tensors begin that a model does not have."""
+"""Beginnings of the names of tensors that a model does not have."""
 
 
 def _load(model: Sb3Model, module: nn.Module, found: Mapping[str, Tensor], spec: EnvSpec) -> None:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from headrace.errors import CheckpointError
 from headrace.interop.sb3_settings import DEFAULTS
 from headrace.storage.files import memory_bytes
 from headrace.storage.metrics import is_number
+from headrace.storage.torch_file import load_plain
 
 _MAX_JSON_BYTES = 1 << 26
 _PICKLE = ":serialized:"
@@ -153,13 +153,7 @@ def _without_pickle(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _tensors(path: Path, file: zipfile.ZipFile, name: str) -> dict[str, Tensor]:
     """Return the named tensors of a file that torch wrote."""
     data = io.BytesIO(_member(path, file, name, memory_bytes()))
-    try:
-        found = torch.load(data, map_location="cpu", weights_only=True)
-    except Exception as error:  # of what its unpickler refuses, torch raises errors of any class
-        raise CheckpointError(
-            f"{path}: its {name} holds more than tensors, or is damaged. Nothing of it was run.\n"
-            f"torch says: {(str(error) or repr(error)).splitlines()[0]}"
-        ) from None
+    found = load_plain(data, f"{path}: its {name}", "Expected what model.save() writes.")
     is_plain = isinstance(found, dict) and all(isinstance(of, Tensor) for of in found.values())
     if not is_plain:
         raise CheckpointError(f"{path}: its {name} is no dict of tensors.")

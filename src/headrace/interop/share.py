@@ -1,4 +1,7 @@
-"""`headrace push` and `headrace pull`: policies that are shared."""
+"""`headrace push` and `headrace pull`: policies that are shared.
+
+Left out: the files (`shared_policy.py`), the card's text (`model_card.py`), the hub (`hub.py`).
+"""
 
 import tempfile
 from collections.abc import Callable
@@ -8,7 +11,7 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation
-from headrace.evaluation.trained_policies import best_of
+from headrace.evaluation.trained_policies import folder_of
 from headrace.interop import hub
 from headrace.interop.model_card import Facts, model_card
 from headrace.interop.shared_policy import (
@@ -72,7 +75,7 @@ class Pulled:
 
 def push(
     run_dir: Path,
-    place: str,
+    to: str,
     request: RunRequest,
     *,
     best: bool = False,
@@ -83,29 +86,29 @@ def push(
     """Share the policies of a run, with the returns that they reach now.
 
     Args:
-        place: a directory that does not exist, or `hf:USER/NAME`.
+        to: a directory that does not exist, or `hf:USER/NAME`.
         request: the run's code, if it has some.
         best: the best policies, not the newest.
         episodes, seed: of the evaluation.
 
     Raises:
-        ConfigError: the directory exists, or it is no place.
+        ConfigError: the directory exists, or `hf:` has no USER/NAME after it.
         CheckpointError, EnvError: as `headrace eval`.
         HubError: the hub refuses it.
     """
-    repo_id = hub.repository(place)
-    api = hub.client(place) if repo_id else None
-    if not repo_id and Path(place).exists():
-        raise ConfigError(f"{place} exists already.\nName another directory: --to DIR.")
+    repo_id = hub.repository(to)
+    api = hub.client(to) if repo_id else None
+    if not repo_id and Path(to).exists():
+        raise ConfigError(f"{to} exists already.\nName another directory: --to DIR.")
     # One checkpoint is played and shared, although a run may be writing others.
-    saved = checkpoint.newest(best_of(run_dir) if best else run_dir)
+    saved = checkpoint.newest(folder_of(run_dir, best=best))
     played = evaluate_run(run_dir, request, saved=saved.path, episodes=episodes, seed=seed, say=say)
     films = sorted(run_dir.glob("*.mp4"), key=lambda path: path.stat().st_mtime)
     film = films[-1] if films else None
-    facts = Facts(shareable_config(run_dir), played, seed, place, saved.env_steps or 0, bool(films))
+    facts = Facts(shareable_config(run_dir), played, seed, to, saved.env_steps or 0, bool(films))
     if api is None:
-        write_shared(facts.config, saved, model_card(facts), film, Path(place))
-        return Pushed(place, played, film)
+        write_shared(facts.config, saved, model_card(facts), film, Path(to))
+        return Pushed(to, played, film)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "policy"
         write_shared(facts.config, saved, model_card(facts), film, folder)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import headrace
+from headrace.config.policies import RANDOM
 from headrace.errors import CheckpointError, ConfigError, RunDirError
-from headrace.learner.frozen import RANDOM
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Checkpoint

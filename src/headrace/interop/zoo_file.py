@@ -91,7 +91,12 @@ def _load(path: Path) -> Any:
         raise MissingExtraError(
             f"{path} is YAML. To read it, install PyYAML:\n{install_command('zoo')}"
         ) from None
-    loader_class: Any = type("Loader", (yaml.SafeLoader,), {})
+
+    def whole(loader: Any, node: Any, deep: bool = False) -> Any:
+        """Construct a value with all in it, so that YAML refuses one that contains itself."""
+        return yaml.SafeLoader.construct_object(loader, node, deep=True)
+
+    loader_class: Any = type("Loader", (yaml.SafeLoader,), {"construct_object": whole})
 
     def of_tag(loader: Any, suffix: str, node: Any) -> Any:
         deep = {

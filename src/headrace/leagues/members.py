@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.config.algorithms import ALGORITHMS, AlgorithmLike
+from headrace.config.policies import RANDOM
 from headrace.envs.games.opponents import MemberPolicy
 from headrace.envs.games.seats import Pool
 from headrace.errors import CheckpointError
@@ -19,9 +20,6 @@ from headrace.models.custom import ModelFactory
 from headrace.models.policy import Network
 from headrace.spec import Agents, EnvSpec
 from headrace.storage import checkpoint
-
-RANDOM = "random"
-"""In place of a run: a player that acts at random, whatever it sees."""
 
 
 @dataclass(frozen=True)

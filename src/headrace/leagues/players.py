@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.config.policies import RANDOM
 from headrace.envs.api import close_all
 from headrace.envs.factory import EnvMaker
 from headrace.errors import ConfigError
@@ -11,7 +12,7 @@ from headrace.evaluation.evaluate import Plays
 from headrace.evaluation.scripted import Script, ScriptedPolicy
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.leagues.league import FOLDER
-from headrace.leagues.members import RANDOM, random_policy
+from headrace.leagues.members import random_policy
 from headrace.spec import GAMES, Agents, EnvSpec
 
 

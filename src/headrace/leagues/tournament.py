@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from headrace.collectors.api import ShouldStop
+from headrace.config.policies import RANDOM
 from headrace.envs.factory import EnvMaker, env_spec
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation, Plays, evaluate
-from headrace.leagues.members import RANDOM
 from headrace.leagues.players import Player, sides_of
 from headrace.leagues.ratings import interval, rate
 from headrace.seeding import check_seed, derive

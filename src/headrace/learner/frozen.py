@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.config.policies import DEFAULT
+from headrace.config.policies import DEFAULT, RANDOM
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, did_you_mean
 from headrace.evaluation.trained_policies import TrainedPolicy, load_policy
@@ -13,9 +13,6 @@ from headrace.models.policy import Policy, torch_seed
 from headrace.seeding import derive
 from headrace.spec import Agents, EnvSpec
 from headrace.storage import checkpoint
-
-RANDOM = "random"
-"""In place of a run: act at random, whatever is seen."""
 
 
 def random_names(frozen: Mapping[str, str]) -> set[str]:

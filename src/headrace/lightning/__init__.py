@@ -6,7 +6,8 @@
     trainer = lightning.Trainer(max_epochs=-1)
     trainer.fit(PolicyModule(experience), datamodule=experience)
 
-The public names are loaded when they are first used.
+The public names are loaded when they are first used. Left out: algorithms with a replay or several
+losses, several GPUs, and leagues (docs/lightning.md).
 """
 
 import importlib

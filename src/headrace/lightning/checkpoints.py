@@ -1,4 +1,7 @@
-"""The Trainer's checkpoints: what they have of a run, read without unpickling code."""
+"""The Trainer's checkpoints: what they have of a run, read without unpickling code.
+
+Left out: writing them, which the Trainer does (`PolicyModule.on_save_checkpoint`).
+"""
 
 import json
 import tempfile
@@ -7,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from headrace.batch import select
@@ -19,9 +21,10 @@ from headrace.models.custom import ModelFactory
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Checkpoint
+from headrace.storage.torch_file import load_plain
 
 KEY = "headrace"
-"""Of a run's state in a Trainer's checkpoint, beside `state_dict` and others."""
+"""The key of a run's state in a Trainer's checkpoint, beside `state_dict` and others."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,11 @@ def write_run(path: str | Path, run_dir: str | Path) -> Path:
         RunDirError: the directory holds a run already, or cannot be written.
     """
     path, run_dir = Path(path), Path(run_dir)
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of what its unpickler refuses, torch raises errors of any class
-        raise CheckpointError(
-            f"{path} cannot be read as plain tensors and text, and nothing of it was run: {error}\n"
-            "Expected a checkpoint of the Trainer's. Hyperparameters that a module saves must be "
-            "plain, too."
-        ) from None
+    expected = (
+        "Expected a checkpoint of the Trainer's. Hyperparameters that a module saves must be "
+        "plain, too."
+    )
+    found = load_plain(path, str(path), expected)
     if not isinstance(found, dict) or KEY not in found:
         raise CheckpointError(
             f"{path} holds no run of Headrace's: expected a checkpoint that the Trainer saved with "

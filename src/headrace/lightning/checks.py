@@ -1,15 +1,20 @@
-"""What the Trainer and an Experience cannot do together, refused in words before a run begins."""
+"""Checks, before a run begins, of what the Trainer and an Experience cannot do together.
+
+Left out: how minibatches may be fetched, which shows in the epoch (`experience.py`).
+"""
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from headrace.algos.base import LossSpec
 from headrace.config.algorithms import ALGORITHMS
+from headrace.config.policies import RANDOM
 from headrace.config.settings import FREE, Settings
 from headrace.errors import ConfigError
 from headrace.models.policy import Policy
 from headrace.training.job import Job
 
+_EVAL = "Evaluate a checkpoint: headrace.lightning.write_run, then headrace eval."
 INSTEAD = {
     "backend": "The Trainer's strategy exchanges the gradients.",
     "checkpoint_every_s": "The Trainer saves: Trainer(callbacks=[ModelCheckpoint(...)]).",
@@ -17,7 +22,10 @@ INSTEAD = {
     "compile": "The Trainer makes the gradient steps.",
     "data": "Learning from recorded steps: headrace.train.",
     "device": "The Trainer chooses it: Trainer(accelerator=...).",
-    "eval_every": "Evaluate a checkpoint: headrace.lightning.write_run, then headrace eval.",
+    "eval_env": _EVAL,
+    "eval_env_kwargs": _EVAL,
+    "eval_episodes": _EVAL,
+    "eval_every": _EVAL,
     "init_from": (
         "Load the weights into the module: module.policy.load_state_dict("
         "headrace.load_policy(RUN_DIR).module.state_dict())."
@@ -67,7 +75,7 @@ def trained_policy(job: Job) -> str:
     """Return the name of the policy that is trained; ConfigError if there are several."""
     names = [name for name in job.shares if name not in job.settings.run.frozen]
     if len(names) > 1:
-        rest = ", ".join(f'"{name}": "random"' for name in names[1:])
+        rest = ", ".join(f'"{name}": "{RANDOM}"' for name in names[1:])
         raise ConfigError(
             f"{job.spec.id} has the policies {', '.join(names)}, and a LightningModule trains one."
             f"\nFreeze the others, at random or as in another run: frozen={{{rest}}}. Or train all "

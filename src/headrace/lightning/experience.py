@@ -1,4 +1,7 @@
-"""A data module whose epochs are iterations: collect a batch, and make the minibatches of it."""
+"""A data module whose epochs are iterations: collect a batch, and make the minibatches of it.
+
+Left out: the loss and the gradient steps (`module.py`), and the loop that collects (`training.py`).
+"""
 
 import contextlib
 import json

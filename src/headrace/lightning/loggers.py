@@ -1,11 +1,14 @@
-"""The metrics of a Headrace run in Lightning's loggers, without a Trainer."""
+"""The metrics of a Headrace run in Lightning's loggers, without a Trainer.
+
+Left out: a Trainer's own logging (`module.py`), and settings: loggers get the metrics alone.
+"""
 
 from types import TracebackType
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from headrace.storage.metrics import is_number
+from headrace.storage.metrics import numbers_in
 
 
 class LoggerAdapter:
@@ -22,7 +25,7 @@ class LoggerAdapter:
         self._loggers = loggers
 
     def __call__(self, _: int, metrics: dict[str, Any]) -> None:
-        known = {name: float(value) for name, value in metrics.items() if is_number(value)}
+        known = numbers_in(metrics)
         for logger in self._loggers:
             logger.log_metrics(known, step=metrics["env_steps"])
 

@@ -1,4 +1,7 @@
-"""A LightningModule with an algorithm's loss, and the gradient steps as Headrace makes them."""
+"""A LightningModule with an algorithm's loss, and the gradient steps as Headrace makes them.
+
+Left out: where minibatches come from (`experience.py`), and validation: `headrace eval` plays.
+"""
 
 import math
 from pathlib import Path
@@ -15,7 +18,7 @@ from headrace.errors import CheckpointError, ConfigError
 from headrace.learner.optimizer import without_denormals
 from headrace.lightning.checkpoints import KEY, Loaded
 from headrace.lightning.experience import Experience
-from headrace.storage.metrics import is_number
+from headrace.storage.metrics import numbers_in
 
 
 class PolicyModule(LightningModule):
@@ -95,7 +98,7 @@ class PolicyModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Log the metrics of the update. One that is not known yet, as a return, is left out."""
-        metrics = {k: float(v) for k, v in self.experience.metrics.items() if is_number(v)}
+        metrics = numbers_in(self.experience.metrics)
         shown = {name: metrics.pop(name) for name in ("mean_return",) if name in metrics}
         self.log_dict(metrics, sync_dist=True)
         self.log_dict(shown, sync_dist=True, prog_bar=True)

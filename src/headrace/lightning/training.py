@@ -1,4 +1,7 @@
-"""Headrace's training loop, as it is, with gradient steps that the Trainer makes."""
+"""Headrace's training loop, as it is, with gradient steps that the Trainer makes.
+
+Left out: the thread in which it runs (`turns.py`), and what the Trainer does (`module.py`).
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

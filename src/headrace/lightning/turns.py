@@ -2,7 +2,7 @@
 
 An algorithm's update asks for each gradient step in the middle of a loop, and the Trainer asks for
 each minibatch in the middle of another. Both loops stay whole: one of them runs here. Never do both
-run at a time, so that nothing depends on timing.
+run at a time, so that nothing depends on timing. Left out: what is handed over (`training.py`).
 """
 
 import threading

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 
 _MAX_WAITING_BYTES = 1 << 24
 
@@ -54,6 +54,17 @@ def write_whole(path: Path, data: bytes) -> None:
             new.unlink()
         raise
     flush_dir(path.parent)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write the file that `--output` names, and its folder; ConfigError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}.\nName another file: --output."
+        ) from None
 
 
 class RetriedWrite:

@@ -29,6 +29,11 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
+def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that have a value, by their names."""
+    return {name: float(value) for name, value in metrics.items() if is_number(value)}
+
+
 def read_metrics(run_dir: Path) -> list[Row]:
     """Return the rows of `metrics.jsonl`, without damaged lines; or raise RunDirError."""
     path = run_dir / FILE

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace import importing
+from headrace.config.policies import RANDOM
 from headrace.envs.factory import EnvMaker
 from headrace.errors import ConfigError, did_you_mean
 from headrace.evaluation.trained_policies import load_policies
-from headrace.leagues.members import RANDOM
 from headrace.leagues.players import (
     Player,
     agent_names,

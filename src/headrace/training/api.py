@@ -17,7 +17,12 @@ from headrace.configclass import explicit_values
 from headrace.envs.factory import EnvLike, EnvMaker, WrapperLike
 from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation, evaluate, play_episode
-from headrace.evaluation.trained_policies import TrainedPolicy, best_of, load_policies, load_policy
+from headrace.evaluation.trained_policies import (
+    TrainedPolicy,
+    folder_of,
+    load_policies,
+    load_policy,
+)
 from headrace.learner.frozen import opponents, random_names
 from headrace.models.custom import ModelFactory, load_model
 from headrace.models.policy import Network
@@ -281,7 +286,7 @@ def players_of_run(
         ConfigError: there is no best policy, or some of the run's code is not named again.
         CheckpointError: policies cannot be loaded, or are of another environment.
     """
-    folder = saved or (best_of(run_dir) if best else run_dir)
+    folder = saved or folder_of(run_dir, best=best)
     settings, maker, spec = evaluated_of_run(run_dir, request)
     random = random_names(settings.run.frozen)
     policies, shares = load_policies(folder, request.model, request.algorithm, random)

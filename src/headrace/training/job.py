@@ -246,6 +246,20 @@ def _code_name(name: str) -> str:
     return name if ":" in name else "module:callable"
 
 
+def code_flags(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the flags that name a run's own code again, and their values.
+
+    Args:
+        config: the content of the run's config.json.
+    """
+    run = config["settings"]
+    envs = [name for name in ("env", "eval_env") if config[f"{name}_is_code"]]
+    named = {name: [run[name]] for name in envs} | {"wrapper": run["wrapper"]}
+    named["model"] = [run["model"]] if run["model"] else []
+    named["algo"] = [run["algo"]] if ":" in run["algo"] else []
+    return {flag(name): [_code_name(of) for of in code] for name, code in named.items() if code}
+
+
 def evaluated_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMaker, EnvSpec]:
     """Return a run's settings, and its environment of evaluations with the spec.
 

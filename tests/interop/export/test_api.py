@@ -21,12 +21,12 @@ from headrace.errors import CheckpointError, ConfigError, ExportError, MissingEx
 from headrace.interop.export import programs
 from headrace.interop.export.check import Comparer
 from headrace.interop.export.programs import METADATA_FILE
+from headrace.interop.export.to_onnx import OnnxSession
 from headrace.models.policy import Policy
 from headrace.spec import Space
 from headrace.storage import checkpoint
 from tests.envs.games.support import Camp
 from tests.interop.export import cases
-from tests.interop.export.test_module import session_of
 from tests.marks import repeats
 from tests.models.test_custom import Linear
 from tests.models.test_masks import Refusing
@@ -245,7 +245,7 @@ class Biased(nn.Module):
 
     def __init__(self, path, name, wrong):
         super().__init__()
-        self.session, self.name, self.wrong = session_of(path), "a biased one", (name, wrong)
+        self.session, self.name, self.wrong = OnnxSession(path), "a biased one", (name, wrong)
 
     def __call__(self, inputs):
         outputs, (name, wrong) = self.session(inputs), self.wrong
@@ -265,6 +265,7 @@ def flipped(action):
         ("action", flipped, r"1,023 of 1,024 actions equal, 1 DIFFER.*\n    Row 4: action is"),
         ("action", lambda a: a.astype(np.int32), "1,024 DIFFER"),
         ("params", lambda params: params * np.float32(1.01), "params DIFFERS"),
+        ("value", lambda value: value + np.float32(0.1), "value DIFFERS"),
     ],
 )
 def test_a_file_that_differs_is_kept_and_said_to_differ(name, wrong, says, tmp_path, monkeypatch):
@@ -273,7 +274,7 @@ def test_a_file_that_differs_is_kept_and_said_to_differ(name, wrong, says, tmp_p
     monkeypatch.setattr(api, "OnnxSession", lambda path: Biased(path, name, wrong))
     saved = cases.save(tmp_path, cases.EACH)
     with pytest.raises(ExportError, match=says):
-        headrace.export_policy(saved)
+        headrace.export_policy(saved, value=name == "value")
     assert (saved / "policy.onnx").is_file()
 
 
@@ -339,7 +340,7 @@ def test_a_policy_that_does_not_act_by_its_head_is_no_tie(tmp_path):
     policy = headrace.load_policy(saved)
     policy.module.__class__ = Contrary
     obs = cases.observations(policy, 100)
-    check = Comparer(policy, stochastic=False).compare(session_of(path), obs, 100, "some")
+    check = Comparer(policy, stochastic=False).compare(OnnxSession(path), obs, 100, "some")
     assert (check.different, check.ties, check.ok) == (100, 0, False)
 
 
@@ -377,6 +378,14 @@ def test_the_command_prints_the_check_and_nothing_of_torch_s(run, tmp_path):
     assert lines[0].startswith("Wrote new/a.onnx (")
     assert lines[-2].startswith("  1,024 random observations: 1,024 of 1,024 actions equal")
     assert lines[-1].startswith("  512 observations of CartPole-v1: 512 of 512 actions equal")
+
+
+def test_the_command_takes_a_network_and_an_algorithm_of_one_s_own(tmp_path, capsys):
+    own = {"model": "tests.models.test_custom:Linear", "algo": "examples.own_algorithm:Reinforce"}
+    path = train(tmp_path, steps=64, **own).dir
+    flags = [word for name, of in own.items() for word in (f"--{name}", of)]
+    assert _main(["export", str(path), *flags]) == 0
+    assert "512 of 512 actions equal" in capsys.readouterr().out
 
 
 def test_the_table_of_the_page_is_what_was_measured_of_all_pairs():

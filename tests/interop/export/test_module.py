@@ -4,24 +4,18 @@ import dataclasses
 import json
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 import headrace
 from headrace.interop.export.module import ExportedPolicy
+from headrace.interop.export.to_onnx import OnnxSession
 from headrace.models.policy import torch_seed
 from headrace.spec import ActionCodec, nested
 from tests.interop.export import cases
 from tests.marks import repeats
 
 ROWS = 64
-
-
-def session_of(path):
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
 
 def flat(action, prefix="action"):
@@ -61,7 +55,7 @@ def as_env_gives(policy, obs):
 def test_a_file_acts_as_the_policy_step_by_step(case, tmp_path):
     saved = cases.save(tmp_path, case)
     result = headrace.export_policy(saved)
-    policy, session = headrace.load_policy(saved), session_of(result.path)
+    policy, session = headrace.load_policy(saved), OnnxSession(result.path)
     memory = {}
     if policy.state_size:
         memory = {"state": np.zeros((ROWS, policy.state_size), np.float32)}
@@ -91,12 +85,12 @@ def test_with_the_same_noise_a_stochastic_file_draws_what_the_policy_does(head, 
         greedy = policy.module.act_greedily(obs)["action"].numpy()
     assert not np.array_equal(action, greedy)
     codec = ActionCodec(policy.spec.action)
-    given = session_of(result.path)(inputs_of(obs) | {"noise": noise.numpy()})
+    given = OnnxSession(result.path)(inputs_of(obs) | {"noise": noise.numpy()})
     for name, part in flat(codec.batched(codec.to_env(action))).items():
         assert_same(given[name], part)
     # What is not in (0, 1) takes no forbidden choice, and gives no infinite number.
     for edge in (0.0, 1.0):
-        ends = session_of(result.path)(
+        ends = OnnxSession(result.path)(
             inputs_of(obs) | {"noise": np.full_like(noise.numpy(), edge)}
         )
         for part in json.loads(result.metadata["outputs"]):
@@ -110,13 +104,13 @@ def test_values_are_given_on_request(tmp_path):
     saved = cases.save(tmp_path, cases.EACH)
     policy = headrace.load_policy(saved)
     obs = cases.observations(policy, ROWS)
-    session = session_of(headrace.export_policy(saved, value=True).path)
+    session = OnnxSession(headrace.export_policy(saved, value=True).path)
     with torch.no_grad():
         params, value = policy.module(obs)
     given = session({"obs": obs.numpy()})
     np.testing.assert_allclose(given["value"], value.numpy(), atol=1e-5)
     np.testing.assert_allclose(given["params"], params.numpy(), atol=1e-5)
-    without = session_of(headrace.export_policy(saved).path)({"obs": obs.numpy()})
+    without = OnnxSession(headrace.export_policy(saved).path)({"obs": obs.numpy()})
     assert list(without) == ["action", "params"]
 
 
@@ -129,7 +123,7 @@ def test_a_policy_in_bf16_is_exported_in_fp32(tmp_path):
         in_bf16 = policy.module(obs)[0]
         policy.module.use_fp32()
         in_fp32 = policy.module(obs)[0]
-    given = torch.from_numpy(session_of(result.path)({"obs": obs.numpy()})["params"])
+    given = torch.from_numpy(OnnxSession(result.path)({"obs": obs.numpy()})["params"])
     assert (given - in_fp32).abs().max() < 1e-5 < 1e-3 < (given - in_bf16).abs().max()
     assert "The policy in bf16 takes the same action for" in result.notes[-1]
 
@@ -150,7 +144,7 @@ def test_an_agent_s_index_is_an_input_and_the_state_of_the_game_is_not(tmp_path)
     assert [array["name"] for array in json.loads(result.metadata["inputs"])] == ["obs", "agent"]
     policy = headrace.load_policy(saved)
     obs, agent = np.random.default_rng(0).normal(size=(ROWS, 4)), np.arange(ROWS) % 3
-    given = session_of(result.path)({"obs": obs.astype(np.float32), "agent": agent})
+    given = OnnxSession(result.path)({"obs": obs.astype(np.float32), "agent": agent})
     np.testing.assert_array_equal(given["action"], policy(obs, agent=agent))
     with pytest.raises(headrace.HeadraceError, match="its critic sees the state of the game"):
         headrace.export_policy(saved, value=True)

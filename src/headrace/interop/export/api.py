@@ -17,7 +17,7 @@ from headrace.config.algorithms import AlgorithmLike
 from headrace.envs.factory import EnvLike, WrapperLike
 from headrace.errors import ConfigError, ExportError, HeadraceError
 from headrace.evaluation.evaluate import observations_of
-from headrace.evaluation.trained_policies import TrainedPolicy, best_of, load_policy
+from headrace.evaluation.trained_policies import TrainedPolicy, folder_of, load_policy
 from headrace.interop.export import programs
 from headrace.interop.export.check import Comparer, Comparison
 from headrace.interop.export.module import ExportedPolicy, has_value
@@ -28,7 +28,7 @@ from headrace.models.custom import ModelFactory
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.storage.checkpoint import Checkpoint
-from headrace.storage.files import write_whole
+from headrace.storage.files import write_output
 from headrace.training.api import players_of_run, several
 from headrace.training.job import RunRequest
 
@@ -136,7 +136,7 @@ def export_policy(
         check_packages()
     request = RunRequest({}, env, several(wrapper), model, algo, eval_env=eval_env)
     run_dir = Path(run_dir)
-    directory = best_of(run_dir) if best else run_dir
+    directory = folder_of(run_dir, best=best)
     saved = checkpoint.newest(directory)
     name = _name_of(saved, policy)
     trained = load_policy(saved.path, model, name, algo)
@@ -219,13 +219,7 @@ class _Export:
             buffer = io.BytesIO()
             programs.save(program, buffer, json.dumps(self.metadata))
             data = buffer.getvalue()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, data)
-        except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be written: {error.strerror or error}.\nName another file: --output"
-            ) from None
+        write_output(path, data)
 
     def checked(self, path: Path, recorded: Obs | None, where: str) -> Exported:
         """Return the result of the check of a file.

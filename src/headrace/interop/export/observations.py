@@ -1,4 +1,7 @@
-"""Inputs to check an exported policy with: drawn at random, and recorded of the environment."""
+"""Inputs to check an exported policy with: observations drawn at random, states, and noise.
+
+Left out: observations of the environment (`evaluation/evaluate.py`), the comparison (`check.py`).
+"""
 
 import numpy as np
 import torch

@@ -1,4 +1,7 @@
-"""ONNX: a program in the form that other runtimes take, and onnxruntime, which runs it."""
+"""ONNX: a program in the form that other runtimes take, and onnxruntime, which runs it.
+
+Left out: the program (`programs.py`), and weights in a file of their own, beyond ONNX's 2 GB.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -67,13 +70,18 @@ def to_onnx(program: ExportedProgram, module: ExportedPolicy, metadata: Mapping[
 
 
 class OnnxSession:
-    """A file, loaded by onnxruntime on the CPU."""
+    """A file, loaded by onnxruntime on the CPU.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        num_threads: of an operation; 0: as onnxruntime chooses.
+    """
+
+    def __init__(self, file: Path, num_threads: int = 0) -> None:
         import onnxruntime  # type: ignore[import-untyped]
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors only
+        options.intra_op_num_threads = num_threads
         self._session = onnxruntime.InferenceSession(
             file, options, providers=["CPUExecutionProvider"]
         )

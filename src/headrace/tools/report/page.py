@@ -15,11 +15,12 @@ import jinja2
 import numpy as np
 
 import headrace
-from headrace.errors import ConfigError, flag
+from headrace.errors import ConfigError
 from headrace.storage.files import write_whole
 from headrace.tools.report import figures, panels
 from headrace.tools.report.history import History, read_history
 from headrace.tools.runs.groups import format_setting
+from headrace.training.job import code_flags
 
 _MAX_INCIDENTS = 20
 _NONE = "\N{EN DASH}"
@@ -175,14 +176,7 @@ def _commands(history: History) -> list[list[str]]:
     They are divided so that lines break before a flag, not between a flag and its value.
     """
     run, run_dir = history.config["settings"], shlex.quote(str(history.run_dir))
-    code = []
-    for name in ("env", "eval_env"):
-        if history.config[f"{name}_is_code"]:
-            env = run[name] if ":" in run[name] else "module:callable"
-            code.append(f"{flag(name)} {shlex.quote(env)}")
-    wrapper = [w if isinstance(w, str) else "module:callable" for w in run["wrapper"]]
-    code += [f"--wrapper {' '.join(map(shlex.quote, wrapper))}"] if wrapper else []
-    code += [f"--model {shlex.quote(run['model'])}"] if run["model"] else []
+    code = [f"{name} {shlex.join(of)}" for name, of in code_flags(history.config).items()]
     more = "" if _env_steps(history) < run["total_env_steps"] else " --total-env-steps N"
     lines = [" ".join([f"headrace resume {run_dir}{more}", *code])]
     lines.append(" ".join([f"headrace eval {run_dir} --episodes 20", *code]))
