@@ -60,6 +60,24 @@ class Point(gym.Env):
         return self.shown, -float(abs(action - self.shown)[0]), True, False, {}
 
 
+class Corridor(gym.Env):
+    """Go to cell 10 in at most 50 steps that cost 0.1 each; it pays 1. At best 0.1."""
+
+    observation_space = gym.spaces.Box(0, 10, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cell, self.steps = 0, 0
+        return np.array([self.cell], np.float32), {}
+
+    def step(self, action):
+        self.cell, self.steps = max(0, self.cell + (1 if action == 1 else -1)), self.steps + 1
+        is_there = self.cell == 10
+        reward = 1.0 if is_there else -0.1
+        return np.array([self.cell], np.float32), reward, is_there, self.steps == 50, {}
+
+
 class Recall(gym.Env):
     """A bit is shown at the first step and asked for at the fifth: pays 1. By chance 0.5."""
 
@@ -241,3 +259,15 @@ def test_each_side_of_a_game_learns_against_the_other(tmp_path, learns, other, a
     )  # fmt: skip
     returns = [row[f"{learns}/mean_return"] for row in read_metrics(run.dir)]
     assert np.mean(returns[-10:]) >= at_least
+
+
+@repeats("seed", [1, 2, 3])
+def test_what_is_solved_stays_solved(tmp_path, seed):
+    """By the defaults. There is nothing more to learn after update 8, and 16 more follow."""
+    run = headrace.train(
+        Corridor, seed=seed, num_workers=0, num_learners=1, total_env_steps=50_000, quiet=True,
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    returns = [row["mean_return"] for row in read_metrics(run.dir)]
+    assert len(returns) == 25 and min(returns[8:]) > 0
+    assert run.evaluate(episodes=3).returns == pytest.approx([0.1] * 3)

@@ -195,7 +195,8 @@ def minibatches(
     Args:
         cuts: None: one minibatch of all rows. A minibatch without rows on this rank has a run of
             weight 0, since every rank must join each step.
-        normalize_advantage: to mean 0 and deviation 1.
+        normalize_advantage: to a mean square of 1. The mean is not subtracted: once a task is
+            solved, all actions are as good as expected, and what is left would have them unlearned.
 
     Returns:
         The rows without `valid`, and with `weight`: the weights of all ranks add up to the number
@@ -221,7 +222,7 @@ def minibatches(
     count, mean, variance = merged(ranks.gather(torch.stack([count, mean, variance]))).unsqueeze(-1)
     narrow["weight"] = valid * ranks.size / count.clamp(min=1)
     if normalize_advantage:
-        narrow["advantage"] = (advantage - mean) / (variance.sqrt() + 1e-8)
+        narrow["advantage"] = advantage / ((variance + mean.square()).sqrt() + 1e-8)
     wide = {name: part for name, part in rows.items() if name not in columns}
     columns_of = {name: list(part) for name, part in narrow.items()}
     index = None if cuts is None else list(cuts.index)
