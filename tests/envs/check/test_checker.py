@@ -691,6 +691,34 @@ def test_gymnasium_s_checker_is_part_of_the_report(capsys):
     assert "something is wrong: spaces, gymnasium" in output
 
 
+def test_gymnasium_s_checker_knows_no_masks(capsys):
+    """An environment may refuse what its mask forbids."""
+    output = run_verb(capsys, "check-env", "tests.envs.check.test_checker:Forbidding", code=0)
+    assert "it plays forbidden actions, and the environment says: AssertionError: no" in output
+    assert "nothing is wrong" in output
+
+
+class Forbidding(gymnasium.Env):
+    """One action is allowed, another one in each step."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(500)
+
+    def _seen(self):
+        return np.zeros(1, np.float32), {"action_mask": np.arange(500) == self.allowed}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.allowed, self.steps = 0, 0
+        return self._seen()
+
+    def step(self, action):
+        assert action == self.allowed, "no"
+        self.allowed, self.steps = (self.allowed + 3) % 500, self.steps + 1
+        obs, info = self._seen()
+        return obs, 1.0, self.steps == 10, False, info
+
+
 class OutOfBounds(gymnasium.Env):
     """Observations are outside of the space, and no policy here supports the actions."""
 

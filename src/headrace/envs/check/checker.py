@@ -129,24 +129,29 @@ def _check_other(maker: EnvMaker, num_steps: int, seed: int) -> Iterator[Check]:
         spec = env_spec(maker)
     except (UnsupportedSpaceError, EnvError) as error:
         yield Check("spaces", wrong=(str(error),))
-        is_vector = maker.steps_tensors
+        is_vector, is_masked = maker.steps_tensors, False
     else:
+        is_masked = bool(spec.mask_key)
         obs, action = spec.observation.describe(), spec.action.describe()
         yield Check("spaces", f"observations are {obs}, actions are {action}", notes=spec.notes)
         is_vector = spec.interface in ("tensor", *GAMES)
         yield from vector_checks(maker, spec, num_steps, seed)
     if not is_vector:
-        yield from _check_with_gymnasium(maker)
+        yield from _check_with_gymnasium(maker, is_masked=is_masked)
 
 
-def _check_with_gymnasium(maker: EnvMaker) -> Iterator[Check]:
-    """Run Gymnasium's checker, which takes no wrappers, unless it is a game of PettingZoo's."""
+def _check_with_gymnasium(maker: EnvMaker, *, is_masked: bool) -> Iterator[Check]:
+    """Run Gymnasium's checker, which takes no wrappers, unless it is a game of PettingZoo's.
+
+    It knows no action masks: an environment that has one may refuse what it plays.
+    """
     try:
         env = maker()
     except EnvError as error:
         yield Check("gymnasium", wrong=(str(error),))
         return
     is_game, is_env, wrong = game_form(env) is not None, isinstance(env, gymnasium.Env), []
+    missing = ""
     name = type(env.unwrapped if is_env else env).__name__
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -155,6 +160,8 @@ def _check_with_gymnasium(maker: EnvMaker) -> Iterator[Check]:
                 env_checker.check_env(env.unwrapped, skip_render_check=True)
             except Exception as error:  # most are assertions; an environment may raise anything
                 wrong.append(f"{type(error).__name__}: {error}")
+                if is_masked:
+                    missing = f"it plays forbidden actions, and the environment says: {wrong.pop()}"
         try:
             close_all([env], lambda _: f"{maker.name}, after Gymnasium's checker")
         except EnvError as error:
@@ -167,4 +174,4 @@ def _check_with_gymnasium(maker: EnvMaker) -> Iterator[Check]:
         return
     texts = dict.fromkeys(re.sub(r"\x1b\[[0-9;]*m", "", str(w.message)) for w in caught)
     done = f"Gymnasium's checker got {name}; nothing was rendered"
-    yield Check("gymnasium", done, wrong=tuple(wrong), warnings=tuple(texts))
+    yield Check("gymnasium", done, wrong=tuple(wrong), warnings=tuple(texts), missing=missing)
