@@ -57,6 +57,8 @@ def to_onnx(program: ExportedProgram, module: ExportedPolicy, metadata: Mapping[
                 verbose=False,
             )
             converted.model.metadata_props.update(metadata)
+            for node in converted.model.graph.all_nodes():
+                node.metadata_props.clear()  # it has source lines, with their directories
             model = converted.model_proto
     except torch.onnx.OnnxExporterError as error:
         raise not_traced(error, _frames_of_node(program, str(error))) from error
