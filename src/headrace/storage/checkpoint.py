@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import headrace
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import Ranks
-from headrace.errors import CheckpointError, HeadraceError
+from headrace.errors import CheckpointError, HeadraceError, quoted
 from headrace.spec import Agents, Array, EnvSpec
 from headrace.storage.files import (
     flush_dir,
@@ -103,7 +103,7 @@ def as_written(path: Path) -> Iterator[None]:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path} is not a checkpoint as headrace {headrace.__version__} writes them: {error!r}."
+            f"{path} is not a checkpoint as headrace {headrace.__version__} writes them: {quoted(error)}."
         ) from error
 
 
