@@ -51,9 +51,10 @@ def test_whoever_looks_at_a_lock_keeps_nobody_out(tmp_path, monkeypatch):
         assert run_dir.is_locked(path)
 
 
-@pytest.mark.parametrize("data", [b"\x08\xb5" * 20_000, b'{"settings": "%s"}' % (b"a" * 20_000)])
-def test_a_damaged_config_is_refused_without_all_that_is_in_it(data, tmp_path):
-    (tmp_path / "config.json").write_bytes(data)
-    with pytest.raises(RunDirError, match=r"config\.json is damaged: \w+Error\(") as refused:
+def test_a_damaged_config_is_refused_without_all_that_is_in_it(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\x08\xb5" * 20_000)
+    with pytest.raises(
+        RunDirError, match=r"config\.json is damaged: UnicodeDecodeError"
+    ) as refused:
         run_dir.read_config(tmp_path)
     assert len(str(refused.value)) < 300 + len(str(tmp_path))

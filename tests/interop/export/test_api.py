@@ -306,7 +306,7 @@ def test_a_choice_that_rounding_decides_is_a_tie(tmp_path, monkeypatch):
     same = checkpoint.write(
         tmp_path / "same", 1, {"policy_default": policy.module.state_dict()},
         {"policies": described},
-    )  # fmt: skip
+    ).parent  # fmt: skip
 
     def nudged(path):
         return Biased(path, "params", lambda params: params + np.float32([0, 1e-6, 0]))

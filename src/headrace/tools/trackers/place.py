@@ -79,7 +79,8 @@ def read(path: Path) -> Place | None:
         return place
     except (OSError, ValueError, TypeError) as error:
         raise RunDirError(
-            f"{path} is damaged: {quoted(error)}.\nRemove it: the run is then sent anew, as another one."
+            f"{path} is damaged: {quoted(error)}.\n"
+            "Remove it: the run is then sent anew, as another one."
         ) from None
 
 
