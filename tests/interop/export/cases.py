@@ -164,7 +164,7 @@ def spec_of(head: Head, observation: Space) -> EnvSpec:
 
 
 def save(folder: Path, case: Case, **more: Any) -> Path:
-    """Write a checkpoint with a policy of random weights, and moments of normalizers, in `folder`."""
+    """Write a checkpoint, below `folder`, of a policy of random weights and normalizers."""
     head, observation, core = HEADS[case[0]], OBSERVATIONS[case[1]], case[2]
     return save_policy(folder, head, spec_of(head, observation), core=core, **more)
 

@@ -105,21 +105,18 @@ def export_policy(
 ) -> Exported:
     """Write a policy to one file that runs without Headrace, and check the file.
 
-    The file maps the environment's own observations to its own actions, both `[batch, ...]`, with
-    normalizers and the bounds of actions inside, in fp32. docs/export.md names the arrays.
+    The file maps the environment's own observations to its own actions, both `[batch, ...]`, in
+    fp32, and normalizes and scales them. docs/export.md names the arrays.
 
     Args:
         run_dir: of a run, its `best`, a checkpoint, or a policy that was pulled.
-        output: file to write, or the directory of `policy.onnx` or `policy.pt2`, with the policy's
-            name if there are several. Default: in `run_dir`, or its `best`; of a checkpoint or a
-            pulled policy, which stay as they are, in the current directory. An earlier export of
-            the same format is overwritten, and nothing else.
-        format: `onnx`, or `torch-export`: a program that `torch.export.load` reads. Default: that
-            of the suffix of `output` (.onnx, .pt2), or `onnx`.
+        output: file to write, or its directory. Default: `policy.onnx` or `policy.pt2` in
+            `run_dir` (or its `best`), or here for a checkpoint or a pulled policy. Of what exists,
+            only an earlier export of the same format is overwritten.
+        format: `onnx` or `torch-export`. Default: by the suffix of `output`, or `onnx`.
         best: the best policy that `eval_every` kept, not the newest.
         policy: name, in a run with several.
-        stochastic: draw actions from `noise`, one more input, as in training; default: the
-            likeliest.
+        stochastic: draw actions from `noise`, an input, as in training; default: the likeliest.
         value: give the value of each observation, too.
         env, eval_env, wrapper: the environment again, if it is code: the file is also checked on
             its observations.
@@ -143,10 +140,7 @@ def export_policy(
     name = _name_of(saved, policy)
     trained = load_policy(saved.path, model, name, algo)
     _refuse(run_dir, name, trained, stochastic=stochastic, value=value)
-    path = output or (Path() if saved.path == directory else directory)
-    if output is None or output.is_dir():
-        path /= _file_name(saved, name, format, stochastic)
-    refuse_existing(path, format)
+    path = _path(output, directory, saved, _file_name(saved, name, format, stochastic), format)
     exported = _Export(trained, saved, name, format, stochastic=stochastic, value=value)
     recorded = _recorded(run_dir, request, name, best=best)
     exported.write(path)
@@ -161,6 +155,17 @@ def _name_of(saved: Checkpoint, wanted: str | None) -> str:
     if wanted is not None and wanted != name:
         raise ConfigError(f"policy={wanted!r}: {saved.path} holds one policy, {name!r}.")
     return name
+
+
+def _path(
+    output: Path | None, directory: Path, saved: Checkpoint, name: str, format: Format
+) -> Path:
+    """Return the path of a file, by default in no checkpoint; ConfigError if it is another's."""
+    path = output or (Path() if saved.path == directory else directory)
+    if output is None or output.is_dir():
+        path /= name
+    refuse_existing(path, format)
+    return path
 
 
 def _refuse(
