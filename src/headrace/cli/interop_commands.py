@@ -4,7 +4,7 @@ import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import tyro
 
@@ -125,8 +125,8 @@ class _Export(RunVerb):
     value: bool = False
     """Have the file give the value of each observation, too."""
     format: Annotated[
-        Format | None, tyro.conf.arg(metavar="onnx|torch-export", help_behavior_hint="")
-    ] = None
+        str, tyro.conf.arg(metavar="|".join(get_args(Format)), help_behavior_hint="")
+    ] = ""
     """torch-export is a program that torch.export.load reads. Default: as the suffix of --output
     says (.onnx, .pt2), or onnx."""
     output: Annotated[
@@ -142,7 +142,7 @@ class _Export(RunVerb):
             exported = export_policy(
                 self.run_dir,
                 self.output,
-                format=self.format,
+                format=cast(Format, self.format) or None,
                 best=self.best,
                 policy=self.policy or None,
                 stochastic=self.stochastic,

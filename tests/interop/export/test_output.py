@@ -63,6 +63,8 @@ def test_the_suffix_of_the_file_is_its_format_and_may_not_contradict_it(run, tmp
     assert "by torch 2" in capsys.readouterr().out and zipfile.is_zipfile(path)
     assert _main(["export", str(run.dir), "-o", str(path), "--format", "onnx"]) == 2
     assert "ends in .onnx, or choose --format torch-export" in capsys.readouterr().err
+    assert _main(["export", str(run.dir), "--format", "None"]) == 2
+    assert "expected one of onnx, torch-export." in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"ends in \.pt2, or choose --format onnx"):
         format_of("torch-export", tmp_path / "a.ONNX")
     for named, format in (("a", "onnx"), ("a.b", "onnx"), ("a.PT2", "torch-export")):
