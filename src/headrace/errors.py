@@ -88,6 +88,15 @@ class HubError(HeadraceError):
     """A hub of models that cannot be reached, or refuses what it is given."""
 
 
+_MOST_QUOTED = 200  # characters
+
+
+def quoted(error: Exception) -> str:
+    """Return what an error of Python says, for a message; the end of a long text is left out."""
+    said = repr(error)
+    return said if len(said) <= _MOST_QUOTED else f"{said[:_MOST_QUOTED]}..."
+
+
 def install_command(extra: str) -> str:
     """Return the command that installs an extra. From a clone, it keeps the constraints."""
     clone = Path(__file__).parents[2]

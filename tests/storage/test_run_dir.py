@@ -49,3 +49,10 @@ def test_whoever_looks_at_a_lock_keeps_nobody_out(tmp_path, monkeypatch):
     with run_dir.locked(path):
         assert refused == [fcntl.LOCK_EX]
         assert run_dir.is_locked(path)
+
+
+def test_a_damaged_config_is_refused_without_all_that_is_in_it(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\x08\xb5" * 20_000)
+    with pytest.raises(RunDirError, match="is damaged: UnicodeDecodeError") as refused:
+        run_dir.read_config(tmp_path)
+    assert len(str(refused.value)) < 300 + len(str(tmp_path))

@@ -4,15 +4,16 @@ import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import tyro
 
 from headrace.cli.commands import RunVerb
-from headrace.cli.verbs import JsonVerb, OptionalPath, Verb
+from headrace.cli.verbs import JsonVerb, OptionalPath, RunDir, Verb
 from headrace.config.run_config import KeyValues
 from headrace.errors import ConfigError
-from headrace.interop.export.api import Format, export_policy
+from headrace.interop.export.api import export_policy
+from headrace.interop.export.output import Format
 from headrace.interop.import_sb3 import import_sb3
 from headrace.interop.import_zoo import import_zoo
 from headrace.interop.sb3_settings import DEFAULTS
@@ -112,6 +113,8 @@ class _Pull(JsonVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class _Export(RunVerb):
+    run_dir: RunDir
+    """Directory of a run, its best/, a checkpoint, or a policy that `headrace pull` copied."""
     best: bool = False
     """Export the best policy that --eval-every kept, not the newest."""
     policy: Annotated[str, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = ""
@@ -121,13 +124,17 @@ class _Export(RunVerb):
     likeliest."""
     value: bool = False
     """Have the file give the value of each observation, too."""
-    format: Format = "onnx"
-    """onnx, or torch-export: a program that torch.export.load reads."""
+    format: Annotated[
+        str, tyro.conf.arg(metavar="|".join(get_args(Format)), help_behavior_hint="")
+    ] = ""
+    """torch-export is a program that torch.export.load reads. Default: as the suffix of --output
+    says (.onnx, .pt2), or onnx."""
     output: Annotated[
         Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")
     ] = None
-    """File to write. Default: policy.onnx or policy.pt2 in the run's directory (with --best, in its
-    best/), with the policy's name if there are several."""
+    """File to write, or the directory of policy.onnx or policy.pt2. Default: the run's directory
+    (with --best, its best/); for a checkpoint or a pulled policy, the current directory. Only an
+    earlier export of the same format is overwritten."""
 
     def execute(self, argv: list[str]) -> None:
         """Write the file, check it, and print the result."""
@@ -135,7 +142,7 @@ class _Export(RunVerb):
             exported = export_policy(
                 self.run_dir,
                 self.output,
-                format=self.format,
+                format=cast(Format, self.format) or None,
                 best=self.best,
                 policy=self.policy or None,
                 stochastic=self.stochastic,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, quoted
 from headrace.spec import Array
 
 _MAX_POINTS = 512
@@ -104,7 +104,7 @@ class TimeDistribution:
         try:
             values, weights = (np.asarray(data[name], np.float64) for name in ("values", "weights"))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"A distribution of times is damaged: {error!r}.") from None
+            raise ConfigError(f"A distribution of times is damaged: {quoted(error)}.") from None
         if not (
             values.ndim == 1
             and len(values)
@@ -227,4 +227,4 @@ class Costs:
                     raise ValueError(f"{number} is not 0 or more")
             return costs
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"The costs of a profile are damaged: {error!r}.") from None
+            raise ConfigError(f"The costs of a profile are damaged: {quoted(error)}.") from None

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import headrace
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import Ranks
-from headrace.errors import CheckpointError, HeadraceError
+from headrace.errors import CheckpointError, HeadraceError, quoted
 from headrace.spec import Agents, Array, EnvSpec
 from headrace.storage.files import (
     flush_dir,
@@ -44,6 +44,8 @@ from headrace.storage.files import (
 from headrace.storage.manifest import FORMAT, MANIFEST, digest, read_manifest
 from headrace.storage.row_log import prune_rows, read_rows
 
+LATEST = "latest"
+_MOST_OF_LATEST = 1 << 10
 _OLD_NAMES = {"workers": "samplers"}  # of files, before samplers were renamed to workers
 
 
@@ -103,7 +105,8 @@ def as_written(path: Path) -> Iterator[None]:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path} is not a checkpoint as headrace {headrace.__version__} writes them: {error!r}."
+            f"{path} is not a checkpoint as headrace {headrace.__version__} writes them: "
+            f"{quoted(error)}."
         ) from error
 
 
@@ -141,7 +144,7 @@ def write(
         shutil.rmtree(new, ignore_errors=True)
         raise
     flush_dir(parent)
-    write_whole(parent / "latest", final.name.encode())
+    write_whole(parent / LATEST, final.name.encode())
     return final
 
 
@@ -170,14 +173,23 @@ def prune(keep: int, written: Path) -> None:
         prune_rows(written.parent, [read_manifest(path) for path in (*kept, written)])
 
 
+def followed(path: Path) -> Path:
+    """Return the checkpoint that a file `latest` names; any other path as it is."""
+    if path.name != LATEST or not path.is_file():
+        return path
+    named = re.fullmatch(rb"step_\d{12}", read_capped(path, _MOST_OF_LATEST, CheckpointError))
+    return path.with_name(named[0].decode()) if named else path
+
+
 def newest(run_dir: Path) -> Checkpoint:
     """Return the newest whole checkpoint of a run, its `best`, or the checkpoint that `run_dir` is.
 
-    A warning names damaged ones.
+    A warning names damaged ones. The file `latest` stands for the checkpoint that it names.
 
     Raises:
         CheckpointError: there is none.
     """
+    run_dir = followed(run_dir)
     if not run_dir.is_dir():
         raise CheckpointError(
             f"There is no directory {run_dir}.\nExpected a run's, as `headrace train` makes them "

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.config.old_names import settings_of_file
 from headrace.distributed import stuck
-from headrace.errors import RunDirError
+from headrace.errors import RunDirError, quoted
 from headrace.storage.files import read_capped, write_whole
 from headrace.storage.metrics import FILE as METRICS
 
@@ -158,7 +158,7 @@ def left_mark(path: Path) -> Mark | None:
     try:
         return Mark(**json.loads(read_capped(mark, _MAX_CONFIG_BYTES, RunDirError)))
     except (ValueError, TypeError) as error:
-        raise RunDirError(f"{mark} is damaged: {error!r}.\nRemove it.") from None
+        raise RunDirError(f"{mark} is damaged: {quoted(error)}.\nRemove it.") from None
 
 
 def last_written(path: Path) -> float:
@@ -228,5 +228,5 @@ def read_config(path: Path) -> dict[str, Any]:
             )
         raise RunDirError(f"{path} is not a run directory: it has no {_CONFIG}.\n{hint}") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunDirError(f"{path / _CONFIG} is damaged: {error!r}.") from None
+        raise RunDirError(f"{path / _CONFIG} is damaged: {quoted(error)}.") from None
     return config

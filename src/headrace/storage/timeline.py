@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.distributed.ranks import Ranks
-from headrace.errors import RunDirError
+from headrace.errors import RunDirError, quoted
 from headrace.meter import SPANS, Laps
 from headrace.storage.files import RetriedWrite, read_capped, write_whole
 
@@ -69,7 +69,7 @@ def read_timeline(run_dir: Path) -> dict[str, Laps]:
                     if len(laps.spans) != len(laps.ends):
                         raise ValueError(f"{name}: {len(laps.spans)} spans, {len(laps.ends)} ends")
         except (OSError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:
-            raise RunDirError(f"{path} is damaged: {error!r}. Remove it.") from None
+            raise RunDirError(f"{path} is damaged: {quoted(error)}. Remove it.") from None
     return tracks
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config.algorithms import ALGORITHMS
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, gains, simulate
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, quoted
 
 _MANY_WORKERS = 500  # above, few updates are enough: each has many fragments
 _MAX_WORKERS, _MAX_LEARNERS = 10_000, 1_024
@@ -52,7 +52,7 @@ class MeasuredRun:
             return cls(Costs.from_json(profile["costs"]), sizes, algorithm.learners_help)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path} is no profile: {error!r}.\n"
+                f"{path} is no profile: {quoted(error)}.\n"
                 "Expected a file with what this prints: headrace profile ENV --json"
             ) from None
 

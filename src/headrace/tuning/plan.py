@@ -16,7 +16,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.errors import RunDirError, flags_of
+from headrace.errors import RunDirError, flags_of, quoted
 from headrace.storage.files import read_capped, write_whole
 from headrace.storage.run_dir import STUDY, writable
 from headrace.tuning.metric import Metric
@@ -188,7 +188,7 @@ def read_plan(folder: Path) -> Plan:
             "Expected a directory that `headrace tune` or `headrace sweep` has written to."
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise RunDirError(f"{folder / STUDY} is damaged: {error!r}.") from None
+        raise RunDirError(f"{folder / STUDY} is damaged: {quoted(error)}.") from None
 
 
 def read_trials(folder: Path) -> list[Trial]:
@@ -198,7 +198,7 @@ def read_trials(folder: Path) -> list[Trial]:
         try:
             trials.append(Trial(**_read(path)))
         except (ValueError, TypeError) as error:
-            raise RunDirError(f"{path} is damaged: {error!r}.") from None
+            raise RunDirError(f"{path} is damaged: {quoted(error)}.") from None
     return trials
 
 

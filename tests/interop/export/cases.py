@@ -164,7 +164,7 @@ def spec_of(head: Head, observation: Space) -> EnvSpec:
 
 
 def save(folder: Path, case: Case, **more: Any) -> Path:
-    """Write a checkpoint with a policy of random weights, and moments of normalizers."""
+    """Write a checkpoint, below `folder`, of a policy of random weights and normalizers."""
     head, observation, core = HEADS[case[0]], OBSERVATIONS[case[1]], case[2]
     return save_policy(folder, head, spec_of(head, observation), core=core, **more)
 
@@ -182,7 +182,7 @@ def save_policy(folder: Path, head: Head, spec: EnvSpec, model: Any = None, **ne
         "spec": spec.to_json(),
     }  # fmt: skip
     files = {"policy_default": policy.state_dict()}
-    return checkpoint.write(folder, 4096, files, {"policies": {"default": described}})
+    return checkpoint.write(folder, 4096, files, {"policies": {"default": described}}).parent
 
 
 @torch.no_grad()

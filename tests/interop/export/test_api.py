@@ -34,7 +34,7 @@ from tests.project.test_project import ROOT
 
 SETTINGS = {"num_envs": 4, "num_steps": 16, "envs_per_vector": 4, "quiet": True, "seed": 1}
 PAGE = (ROOT / "docs/export.md").read_text()
-RUNNER, EPISODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+RUNNER, EPISODE, PROGRAM = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def train(path, env="CartPole-v1", steps=512, **more):
@@ -124,6 +124,16 @@ def test_the_page_s_program_plays_where_headrace_and_torch_are_not(run, tmp_path
     )
     assert float(done.stdout) == own
     assert len(RUNNER.splitlines()) < 36
+
+
+def test_the_page_s_program_of_torch_acts_where_headrace_is_not(run, tmp_path):
+    headrace.export_policy(run.dir, tmp_path / "policy.pt2")
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['headrace'] = None\n" + PROGRAM],
+        cwd=tmp_path, text=True, capture_output=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) == run.policy(gym.make("CartPole-v1").reset(seed=0)[0])
 
 
 def test_the_best_policy_is_exported_beside_the_newest(run):
@@ -306,7 +316,7 @@ def test_a_choice_that_rounding_decides_is_a_tie(tmp_path, monkeypatch):
     same = checkpoint.write(
         tmp_path / "same", 1, {"policy_default": policy.module.state_dict()},
         {"policies": described},
-    )  # fmt: skip
+    ).parent  # fmt: skip
 
     def nudged(path):
         return Biased(path, "params", lambda params: params + np.float32([0, 1e-6, 0]))

@@ -1,7 +1,7 @@
 """Exports a policy: finds it, writes the file, and checks it at once.
 
-Left out: the graph (`module.py`), its formats (`programs.py`, `to_onnx.py`), the comparison
-(`check.py`).
+Left out: the graph (`module.py`), its formats (`programs.py`, `to_onnx.py`), which file may be
+written (`output.py`), the comparison (`check.py`).
 """
 
 import io
@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import headrace
 from headrace.batch import Obs, arrays
@@ -22,6 +22,7 @@ from headrace.interop.export import programs
 from headrace.interop.export.check import Comparer, Comparison
 from headrace.interop.export.module import ExportedPolicy, has_value
 from headrace.interop.export.observations import random_observations
+from headrace.interop.export.output import SUFFIX, Format, format_of, refuse_existing
 from headrace.interop.export.to_onnx import OPSET, OnnxSession, check_packages, to_onnx
 from headrace.learner.frozen import random_names
 from headrace.models.custom import ModelFactory
@@ -32,8 +33,6 @@ from headrace.storage.files import write_output
 from headrace.training.api import players_of_run, several
 from headrace.training.job import RunRequest
 
-Format = Literal["onnx", "torch-export"]
-SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 _NUM_RANDOM = 1024
 _SEED = 0
 
@@ -93,7 +92,7 @@ def export_policy(
     run_dir: str | Path,
     output: str | Path | None = None,
     *,
-    format: Format = "onnx",
+    format: Format | None = None,
     best: bool = False,
     policy: str | None = None,
     stochastic: bool = False,
@@ -106,42 +105,42 @@ def export_policy(
 ) -> Exported:
     """Write a policy to one file that runs without Headrace, and check the file.
 
-    The file maps the environment's own observations to its own actions, both `[batch, ...]`, with
-    normalizers and the bounds of actions inside, in fp32. docs/export.md names the arrays.
+    The file maps the environment's own observations to its own actions, both `[batch, ...]`, in
+    fp32, and normalizes and scales them. docs/export.md names the arrays.
 
     Args:
-        run_dir: of a run, or a checkpoint.
-        output: file to write; default: `policy.onnx` or `policy.pt2` in the directory that the
-            policy comes from, with its name if there are several.
-        format: `onnx`, or `torch-export`: a program that `torch.export.load` reads.
+        run_dir: of a run, its `best`, a checkpoint, or a policy that was pulled.
+        output: file to write, or its directory. Default: `policy.onnx` or `policy.pt2` in
+            `run_dir` (or its `best`), or here for a checkpoint or a pulled policy. Of what exists,
+            only an earlier export of the same format is overwritten.
+        format: `onnx` or `torch-export`. Default: by the suffix of `output`, or `onnx`.
         best: the best policy that `eval_every` kept, not the newest.
         policy: name, in a run with several.
-        stochastic: draw actions from `noise`, one more input, as in training; default: the
-            likeliest.
+        stochastic: draw actions from `noise`, an input, as in training; default: the likeliest.
         value: give the value of each observation, too.
         env, eval_env, wrapper: the environment again, if it is code: the file is also checked on
             its observations.
         model, algo: the network and the algorithm again, if they are your own.
 
     Raises:
-        ConfigError: a contradiction, or code that must be named again.
+        ConfigError: a contradiction, code that must be named again, or a file that exists.
         CheckpointError: there is no usable checkpoint, or none of that policy.
         MissingExtraError: the `export` extra is missing.
         ExportError: the network cannot be exported; or the file, which is kept, does not do what
             the policy does. The message says what differs.
     """
-    if format not in get_args(Format):
-        raise ConfigError(f"format={format!r}: expected one of {', '.join(get_args(Format))}.")
+    output = Path(output) if output else None
+    format = format_of(format, output)
     if format == "onnx":
         check_packages()
     request = RunRequest({}, env, several(wrapper), model, algo, eval_env=eval_env)
-    run_dir = Path(run_dir)
+    run_dir = checkpoint.followed(Path(run_dir))
     directory = folder_of(run_dir, best=best)
     saved = checkpoint.newest(directory)
     name = _name_of(saved, policy)
     trained = load_policy(saved.path, model, name, algo)
     _refuse(run_dir, name, trained, stochastic=stochastic, value=value)
-    path = Path(output) if output else directory / _file_name(saved, name, format, stochastic)
+    path = _path(output, directory, saved, _file_name(saved, name, format, stochastic), format)
     exported = _Export(trained, saved, name, format, stochastic=stochastic, value=value)
     recorded = _recorded(run_dir, request, name, best=best)
     exported.write(path)
@@ -156,6 +155,17 @@ def _name_of(saved: Checkpoint, wanted: str | None) -> str:
     if wanted is not None and wanted != name:
         raise ConfigError(f"policy={wanted!r}: {saved.path} holds one policy, {name!r}.")
     return name
+
+
+def _path(
+    output: Path | None, directory: Path, saved: Checkpoint, name: str, format: Format
+) -> Path:
+    """Return the path of a file, by default in no checkpoint; ConfigError if it is another's."""
+    path = output or (Path() if saved.path == directory else directory)
+    if output is None or output.is_dir():
+        path /= name
+    refuse_existing(path, format)
+    return path
 
 
 def _refuse(

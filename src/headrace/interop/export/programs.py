@@ -13,10 +13,14 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_symbols
 
 import headrace
 from headrace.errors import ExportError
@@ -26,6 +30,7 @@ from headrace.spec import Array
 METADATA_FILE = "headrace.json"
 """The name of the metadata in the file of a program, which is a zip archive."""
 _EXAMPLES = 2  # rows; of 1 and 0, torch.export makes constants
+_DTYPE_CHECK = torch.ops.aten._assert_tensor_metadata.default
 _NO_USER = [Path(torch.__file__).parent, Path(headrace.__file__).parent]
 _NO_USER += [Path(sysconfig.get_path("stdlib"))]
 
@@ -55,10 +60,59 @@ def program_of(module: ExportedPolicy, example: Mapping[str, Tensor]) -> Exporte
 
 
 def save(program: ExportedProgram, output: io.BytesIO, metadata: str) -> None:
-    """Write a program with its metadata; what is composed, such as an LSTM, is taken apart."""
+    """Write a program with its metadata; what is composed, such as an LSTM, is taken apart.
+
+    Left out: the example inputs, what no output needs, and the source lines of the operations.
+    """
     with quiet():
         program = program.run_decompositions()
+        program.example_inputs = None
+        _drop_unused(program)
+        _drop_sources(program)
         torch.export.save(program, output, extra_files={METADATA_FILE: metadata})
+
+
+def _drop_unused(program: ExportedProgram) -> None:
+    """Remove operations and weights that no output needs, and symbols that no operation has."""
+    graph, signature = program.graph, program.graph_signature
+    needed = _needed(graph)
+    for node in list(graph.nodes):
+        if node.target is _DTYPE_CHECK and node.args[0] not in needed:
+            graph.erase_node(node)  # or what it checks would be kept
+    graph.eliminate_dead_code()
+    nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    kept = []
+    for spec in signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT or nodes[spec.arg.name].users:
+            kept.append(spec)
+            continue
+        graph.erase_node(nodes[spec.arg.name])
+        for tensors in (program.state_dict, program.constants):
+            tensors.pop(spec.target, None)
+    signature.input_specs[:] = kept
+    program.graph_module.recompile()
+    used = set[Any]().union(*(free_symbols(node.meta.get("val")) for node in graph.nodes))
+    for symbol in program.range_constraints.keys() - used:
+        del program.range_constraints[symbol]
+
+
+def _needed(graph: Graph) -> set[Node]:
+    """Return the nodes that the outputs of a graph are computed from."""
+    found, waiting = set[Node](), [graph.output_node()]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def _drop_sources(program: ExportedProgram) -> None:
+    """Remove source lines with their directories, and addresses in memory, from the nodes."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            for name in ("stack_trace", "from_node"):
+                node.meta.pop(name, None)
 
 
 class TorchSession:

@@ -36,6 +36,18 @@ def check_packages() -> None:
         )
 
 
+def is_ours(file: Path) -> bool:
+    """Return whether a file is an ONNX file that Headrace has written."""
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.load(file, format="protobuf", load_external_data=False)
+    except (OSError, DecodeError):
+        return False
+    return any(entry.key == "headrace" for entry in model.metadata_props)
+
+
 def to_onnx(program: ExportedProgram, module: ExportedPolicy, metadata: Mapping[str, str]) -> bytes:
     """Return a program as an ONNX file.
 
@@ -57,6 +69,8 @@ def to_onnx(program: ExportedProgram, module: ExportedPolicy, metadata: Mapping[
                 verbose=False,
             )
             converted.model.metadata_props.update(metadata)
+            for node in converted.model.graph.all_nodes():
+                node.metadata_props.clear()  # it has source lines, with their directories
             model = converted.model_proto
     except torch.onnx.OnnxExporterError as error:
         raise not_traced(error, _frames_of_node(program, str(error))) from error

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headrace.errors import RunDirError
+from headrace.errors import RunDirError, quoted
 from headrace.storage.files import read_capped, write_whole
 from headrace.storage.run_dir import writable
 
@@ -79,7 +79,8 @@ def read(path: Path) -> Place | None:
         return place
     except (OSError, ValueError, TypeError) as error:
         raise RunDirError(
-            f"{path} is damaged: {error!r}.\nRemove it: the run is then sent anew, as another one."
+            f"{path} is damaged: {quoted(error)}.\n"
+            "Remove it: the run is then sent anew, as another one."
         ) from None
 
 
