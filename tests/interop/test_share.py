@@ -187,8 +187,10 @@ def test_the_card_s_commands_have_the_environment_s_arguments_and_the_run_s_own_
     (line,) = (line for line in card.splitlines() if line.startswith("headrace train"))
     assert line.startswith(f"headrace train Pendulum-v1 --algo {algo} --init-from my_policy ")
     assert line.endswith(f" --env-kwargs g=5.0 --wrapper {wrapper}")
-    assert f"Name it again to `headrace eval` and `headrace export`: `--wrapper {wrapper}`" in card
-    assert f", `--algo {algo}`." in card
+    assert f"The commands name it: `--wrapper {wrapper}`, `--algo {algo}`." in card
+    for verb in ("eval", "export"):
+        assert f"headrace {verb} my_policy --wrapper {wrapper} --algo {algo}" in card
+    assert f'load_policy("my_policy", algo="{algo}")' in card
 
 
 def test_a_card_without_code_asks_for_none(shared):

@@ -57,6 +57,7 @@ def write_shared(
             "seed": saved.manifest["seed"],
             "env_steps": saved.env_steps,
             "policies": described,
+            **{name: saved.manifest[name] for name in ("imported",) if name in saved.manifest},
             "beside": {name: hashlib.sha256(data).hexdigest() for name, data in beside.items()},
         }
     with rundir.writable(folder):
