@@ -134,20 +134,26 @@ def pull(place: str, run_dir: Path | None = None) -> Pulled:
         run_dir: the new directory; default: below `runs/`.
 
     Raises:
+        ConfigError: it is a URL, a file, or no directory.
         CheckpointError: it has unexpected files, which are not read, or is damaged.
         HubError: the hub has no such repository, or cannot be reached.
         RunDirError: the new directory exists.
     """
     repo_id = hub.repository(place)
+    if "://" in place:
+        raise ConfigError(
+            f"{place}: URLs are not read.\nDownload the directory of the shared policy and name it, "
+            "or name a repository on the Hugging Face Hub: hf:USER/NAME."
+        )
     new = run_dir or rundir.unused(Path(repo_id or place).name)
     if not repo_id:
         check_names(names_in(Path(place)), place)
-        manifest = take_over(Path(place), new)
+        manifest = take_over(Path(place), new, place)
     else:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "policy"
             hub.download(hub.client(place), repo_id, folder)
-            manifest = take_over(folder, new)
+            manifest = take_over(folder, new, place)
     config = rundir.read_config(new)
     policies = list(manifest["policies"])
     return Pulled(new, config["settings"]["env"], policies, eval_flags(config))
