@@ -489,8 +489,6 @@ class _Refuses(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_error(401)
 
-    do_POST = do_GET
-
     def log_message(self, *_):
         pass
 

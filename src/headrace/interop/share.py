@@ -142,8 +142,8 @@ def pull(place: str, run_dir: Path | None = None) -> Pulled:
     repo_id = hub.repository(place)
     if "://" in place:
         raise ConfigError(
-            f"{place}: URLs are not read.\nDownload the directory of the shared policy and name it, "
-            "or name a repository on the Hugging Face Hub: hf:USER/NAME."
+            f"{place}: URLs are not read.\nDownload the directory of the shared policy and name "
+            "it, or name a repository on the Hugging Face Hub: hf:USER/NAME."
         )
     new = run_dir or rundir.unused(Path(repo_id or place).name)
     if not repo_id:

@@ -38,6 +38,7 @@ from headrace.storage.files import (
     flush_dir,
     memory_bytes,
     read_capped,
+    refuse_trainers_file,
     write_flushed,
     write_whole,
 )
@@ -178,6 +179,7 @@ def newest(run_dir: Path) -> Checkpoint:
     Raises:
         CheckpointError: there is none.
     """
+    refuse_trainers_file(run_dir)
     if not run_dir.is_dir():
         raise CheckpointError(
             f"There is no directory {run_dir}.\nExpected a run's, as `headrace train` makes them "
