@@ -89,8 +89,9 @@ The likeliest actions were taken. `{again}` plays the same episodes.
 
 ## Use
 {_note(facts.config)}
-Headrace is on no package index. In a copy of its source, `pip install -c constraints.txt -e .` \
-installs it; its README.md says more. Then:
+Headrace is on no package index. In a copy of its source, `pip install -c constraints.txt -e \
+'.[export]'` installs it; its README.md names the extras that environments need. \
+Then{_place(facts)}:
 
 ```
 headrace pull {facts.place} --run-dir {_PULLED}
@@ -146,6 +147,10 @@ def _by_policy(facts: Facts) -> str:
         how = {None: "", "": ", frozen"}.get(frozen.get(name), ", acts at random")
         rows.append(f"| `{name}`{how} | {np.mean(returns):.2f} ± {np.std(returns):.2f} |")
     return "\n".join([*rows, ""])
+
+
+def _place(facts: Facts) -> str:
+    return f", where {HERE} is the directory with this card" if facts.place == HERE else ""
 
 
 def _note(config: Mapping[str, Any]) -> str:
