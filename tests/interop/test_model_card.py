@@ -37,7 +37,11 @@ def run_all(card, folder, *more):
     """Run what the card says, in another directory; what `headrace eval` prints."""
     found = commands(card)
     assert found["pull"][0][1] == "THIS_DIRECTORY"
-    python.run(python.command("pull", "shared", *found["pull"][0][2:]), cwd=folder, check=True)
+    pulled = python.run(
+        python.command("pull", "shared", *found["pull"][0][2:]), cwd=folder, check=True
+    )
+    evaluation = shlex.join(["headrace", *found["eval"][0]]).partition(" --episodes")[0]
+    assert f"To evaluate: {evaluation}\n" in pulled.stdout
     played = python.run(python.command(*found["eval"][0]), cwd=folder)
     assert played.returncode == 0, played.stderr
     for words in found["export"]:
