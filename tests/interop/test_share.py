@@ -498,11 +498,13 @@ def test_a_hub_that_refuses_is_said_with_how_to_log_in(tmp_path):
     with http.server.HTTPServer(("127.0.0.1", 0), _Refuses) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        api = client(endpoint=f"http://127.0.0.1:{server.server_port}", token="none")
-        with pytest.raises(HubError, match=r"(?s)did not do it.*hf auth login"):
-            hub.download(api, "jane/cartpole", tmp_path / "new")
-        server.shutdown()
-        thread.join()
+        try:
+            api = client(endpoint=f"http://127.0.0.1:{server.server_port}", token="none")
+            with pytest.raises(HubError, match=r"(?s)did not do it.*hf auth login"):
+                hub.download(api, "jane/cartpole", tmp_path / "new")
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_the_commands_share_and_get(run_dir, tmp_path):
