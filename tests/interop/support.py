@@ -71,3 +71,24 @@ def other_goals():
 def rooms():
     """Choices as observations."""
     return Spaces(gym.spaces.Discrete(6), gym.spaces.Discrete(3))
+
+
+class _Locked(Spaces):
+    """`rooms`, whose `info` says which door is open; to take another one is an error."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return obs, info | self._mask()
+
+    def step(self, action):
+        assert action == self.t % 3, "that door is locked"
+        obs, *rest, info = super().step(action)
+        return obs, *rest, info | self._mask()
+
+    def _mask(self):
+        return {"action_mask": np.arange(3) == self.t % 3}
+
+
+def locked_rooms():
+    """Choices of which one at a time is allowed."""
+    return _Locked(gym.spaces.Discrete(6), gym.spaces.Discrete(3))

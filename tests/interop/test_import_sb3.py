@@ -22,9 +22,11 @@ from headrace.config.algorithms import ALGORITHMS
 from headrace.errors import CheckpointError, RunDirError
 from headrace.interop.import_sb3 import import_sb3
 from headrace.interop.sb3_zip import read_model
+from headrace.interop.share import pull, push
 from headrace.models.policy import Network
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
+from headrace.tools.runs.records import load_runs
 from headrace.training.job import RunRequest, job_of_run
 from headrace.training.rank import build_learner
 from tests import python
@@ -277,7 +279,7 @@ def test_a_missing_normalizer_is_warned_of(normalized, tmp_path):
         ({"clip_obs": 5.0}, "clip_obs=5"),
         ({"obs_mean": np.zeros(3)}, r"mean of the observation has the shape \(3,\)"),
         ({"obs_mean": None}, "neither obs_mean nor reward_mean"),
-        ({"obs_mean": np.array([{}], dtype=object)}, "cannot be read"),
+        ({"obs_mean": np.array([{}], dtype=object)}, r"cannot be read: it is no .npz file of num"),
         ({"obs_var": np.full(5, -1.0)}, "obs_var has other than usable numbers"),
         ({"obs_mean": np.full(5, np.nan)}, "obs_mean has other than usable numbers"),
         ({"clip_obs": np.full(2, 10.0)}, "clip_obs is not one number"),
@@ -306,6 +308,48 @@ def test_a_normalizer_that_differs_is_refused(change, message, normalized, tmp_p
             normalizer=tmp_path / "other.npz", run_dir=tmp_path / "run",
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pickle_in_place_of_the_normalizer_is_refused_without_numpy_s_advice(saved, tmp_path):
+    (tmp_path / "vecnormalize.pkl").write_bytes(pickle.dumps({"mean": 1.0}))
+    with pytest.raises(CheckpointError, match=r"no \.npz file of numbers") as caught:
+        import_sb3(
+            saved("a2c")[1], "CartPole-v1", normalizer=tmp_path / "vecnormalize.pkl",
+            run_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert "unsafely" not in str(caught.value) and "allow_pickle" not in str(caught.value)
+
+
+def test_a_model_is_found_by_its_name_without_zip(saved, tmp_path):
+    path = saved("a2c")[1]
+    assert path.suffix == ".zip"
+    imported = import_sb3(path.with_suffix(""), "CartPole-v1", run_dir=tmp_path / "run")
+    assert imported.algo == "a2c"
+    with pytest.raises(CheckpointError, match=r"nowhere\.zip cannot be read"):
+        import_sb3(tmp_path / "nowhere", "CartPole-v1", run_dir=tmp_path / "other")
+
+
+def test_the_card_of_an_imported_run_says_who_trained_it(saved, tmp_path):
+    model, path = saved("ppo choices")
+    before, run_dir = model.num_timesteps, tmp_path / "run"
+    import_sb3(path, "CartPole-v1", run_dir=run_dir)
+    assert load_runs(run_dir)[0].state == "imported"
+    push(run_dir, str(tmp_path / "a"), RunRequest({}), episodes=1)
+    pull(str(tmp_path / "a"), tmp_path / "pulled")
+    push(tmp_path / "pulled", str(tmp_path / "again"), RunRequest({}), episodes=1)
+    for name in ("a", "again"):
+        card = (tmp_path / name / "README.md").read_text()
+        assert f"Imported from Stable-Baselines3 after {before:,} env steps, by Headrace" in card
+    for more in (64, 128):
+        headrace.resume(run_dir, total_env_steps=before + more, quiet=True)
+    assert load_runs(run_dir)[0].state == "done"
+    push(run_dir, str(tmp_path / "b"), RunRequest({}), episodes=1)
+    card = (tmp_path / "b/README.md").read_text()
+    own = checkpoint.newest(run_dir).env_steps - before
+    assert f"after {before:,} env steps, then trained on with Headrace" in card
+    assert f" for {own:,}.\n" in card and own >= 128
+    rows = dict(re.findall(r"\| `(\w+)` \| `(.*?)` \| import \|", card))
+    assert rows["num_steps"] == "32" and "gamma" not in rows and len(rows) < 15
 
 
 @repeats("name", ["ppo choices", "sac", "dqn", "ppo pictures"], keep=2)

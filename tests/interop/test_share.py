@@ -1,11 +1,13 @@
 """Policies that are shared: what is written, what is refused, and that they act, learn and play."""
 
 import hashlib
+import http.server
 import inspect
 import json
 import os
 import shutil
 import sys
+import threading
 import types
 
 import numpy as np
@@ -187,8 +189,10 @@ def test_the_card_s_commands_have_the_environment_s_arguments_and_the_run_s_own_
     (line,) = (line for line in card.splitlines() if line.startswith("headrace train"))
     assert line.startswith(f"headrace train Pendulum-v1 --algo {algo} --init-from my_policy ")
     assert line.endswith(f" --env-kwargs g=5.0 --wrapper {wrapper}")
-    assert f"Name it again to `headrace eval` and `headrace export`: `--wrapper {wrapper}`" in card
-    assert f", `--algo {algo}`." in card
+    assert f"The commands name it: `--wrapper {wrapper}`, `--algo {algo}`." in card
+    for verb in ("eval", "export"):
+        assert f"headrace {verb} my_policy --wrapper {wrapper} --algo {algo}" in card
+    assert f'load_policy("my_policy", algo="{algo}")' in card
 
 
 def test_a_card_without_code_asks_for_none(shared):
@@ -226,9 +230,41 @@ def test_a_damaged_file_is_refused_by_name(name, copied, tmp_path):
     data = bytearray((copied / name).read_bytes())
     data[len(data) // 2] ^= 1
     (copied / name).write_bytes(data)
-    with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+    with pytest.raises(CheckpointError, match=f"{name} is damaged") as caught:
         pull(str(copied), tmp_path / "mine")
+    assert ".headrace-" not in str(caught.value)
+    assert name != "policy_default.safetensors" or f"{copied}/{name}" in str(caught.value)
     assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(("umask", "modes"), [(0o022, (0o755, 0o644)), (0o027, (0o750, 0o640))])
+def test_the_modes_of_shared_and_pulled_files_follow_the_umask(umask, modes, run_dir, tmp_path):
+    before = os.umask(umask)
+    try:
+        push(run_dir, str(tmp_path / "new"), NO_CODE, episodes=1)
+        pull(str(tmp_path / "new"), tmp_path / "mine")
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "new", tmp_path / "mine"):
+        assert folder.stat().st_mode & 0o777 == modes[0]
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {modes[1]}
+
+
+def test_what_is_no_directory_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "policy.tgz").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"(?s)policy\.tgz is a file.*unpack it first"):
+        pull(str(tmp_path / "policy.tgz"))
+    with pytest.raises(ConfigError, match=r"https://example\.com/pole: URLs are not read"):
+        pull("https://example.com/pole")
+    with pytest.raises(ConfigError, match="nowhere is no directory"):
+        pull(str(tmp_path / "nowhere"))
+
+
+def test_pull_says_that_the_card_was_not_checked(copied, tmp_path):
+    said = pull(str(copied), tmp_path / "mine").describe()
+    assert f"Its card, which has no checksum: {tmp_path}/mine/README.md" in said
+    (copied / "README.md").unlink()
+    assert "It has no card." in pull(str(copied), tmp_path / "other").describe()
 
 
 def test_weights_that_the_manifest_does_not_name_are_refused(copied, tmp_path):
@@ -442,10 +478,33 @@ def test_the_hub_s_client_takes_what_it_is_given():
 def test_a_hub_that_cannot_be_reached_is_said(run_dir, tmp_path):
     client = pytest.importorskip("huggingface_hub").HfApi
     api = client(endpoint="http://127.0.0.1:9", token="none")
-    with pytest.raises(HubError, match="hf:jane/cartpole"):
+    with pytest.raises(HubError, match=r"cannot be reached \(hf:jane/cartpole\)") as caught:
         hub.upload(api, "jane/cartpole", tmp_path, "a policy")
-    with pytest.raises(HubError, match="hf:jane/cartpole"):
+    assert "log in" not in str(caught.value)
+    with pytest.raises(HubError, match=r"cannot be reached \(hf:jane/cartpole\)"):
         hub.download(api, "jane/cartpole", tmp_path / "new")
+
+
+class _Refuses(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(401)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_hub_that_refuses_is_said_with_how_to_log_in(tmp_path):
+    client = pytest.importorskip("huggingface_hub").HfApi
+    with http.server.HTTPServer(("127.0.0.1", 0), _Refuses) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            api = client(endpoint=f"http://127.0.0.1:{server.server_port}", token="none")
+            with pytest.raises(HubError, match=r"(?s)did not do it.*hf auth login"):
+                hub.download(api, "jane/cartpole", tmp_path / "new")
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_the_commands_share_and_get(run_dir, tmp_path):
@@ -461,6 +520,6 @@ def test_the_commands_share_and_get(run_dir, tmp_path):
     refused = python.run(python.command("push", "run", "--to", "best", "--best"), cwd=tmp_path)
     assert (refused.returncode, "has no best policy" in refused.stderr) == (2, True)
     done = python.run(python.command("pull", "shared", "--run-dir", "mine"), cwd=tmp_path)
-    assert (done.returncode, "All checksums agree" in done.stdout) == (0, True)
+    assert (done.returncode, "settings and film agree" in done.stdout) == (0, True)
     refused = python.run(python.command("pull", "nowhere"), cwd=tmp_path)
-    assert (refused.returncode, "is no directory" in refused.stderr) == (2, True)
+    assert (refused.returncode, "nowhere is no directory" in refused.stderr) == (2, True)

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import headrace
 from headrace.errors import CheckpointError, RunDirError
 from headrace.lightning import PolicyModule, load_policy, write_run
+from headrace.tools.runs.records import load_runs
 from tests import python
 from tests.lightning import support
 from tests.lightning.support import TIMES, differing, experience, fit, fitted, weights
@@ -63,6 +64,22 @@ def test_a_checkpoint_s_policy_acts_and_its_run_is_evaluated(tmp_path):
     assert again(obs).tolist() == loaded(obs).tolist() == expected.flatten().tolist()
     with pytest.raises(RunDirError, match="holds a run already"):
         write_run(path, run_dir)
+
+
+def test_a_written_run_is_no_run_to_resume(tmp_path):
+    path, _ = saved(tmp_path / "ckpt", env="CartPole-v1")
+    run_dir = write_run(path, tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"(?s)holds policies alone.*--init-from"):
+        headrace.resume(run_dir, total_env_steps=512, quiet=True)
+    (record,) = load_runs(run_dir)
+    assert (record.state, record.env_steps) == ("imported", 128)
+
+
+def test_a_trainer_s_checkpoint_in_place_of_a_run_is_told_what_to_do(tmp_path):
+    path, _ = saved(tmp_path / "ckpt")
+    for verb in ("export", "eval"):
+        done = python.run(python.command(verb, path))
+        assert done.returncode and "headrace.lightning.write_run(" in done.stderr, done.stderr
 
 
 def test_weights_load_into_a_new_module_by_lightning_s_own_way(tmp_path):

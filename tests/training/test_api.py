@@ -220,6 +220,17 @@ def test_resume_goes_on_learning_with_a_new_schedule(tmp_path):
     assert config["origin"]["schedule_env_steps"] == "given to resume"
 
 
+def test_resume_takes_a_lower_goal_but_none_that_has_been_passed(tmp_path):
+    path = tmp_path / "run"
+    headrace.train("CartPole-v1", run_dir=path, total_env_steps=6_400, stop_after_s=1e-6, **TINY)
+    made = int(checkpoint.newest(path).env_steps)
+    assert 0 < made < 6_400
+    with pytest.raises(ConfigError, match=f"={made - 1}, but the run has made {made:,} env steps"):
+        headrace.resume(path, total_env_steps=made - 1, quiet=True)
+    run = headrace.resume(path, total_env_steps=made + 64, stop_after_s=0.0, quiet=True)
+    assert run.summary["env_steps"] == made + 64
+
+
 def test_only_a_schedule_that_has_ended_is_warned_of(tmp_path, capsys):
     for schedule, words in (("constant", False), ("linear", True)):
         run = headrace.train(

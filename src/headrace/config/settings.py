@@ -28,8 +28,9 @@ class Settings:
 
     Attributes:
         algorithm: the algorithm that `run.algo` names.
-        source: name -> `given` (by flag or keyword), `config FILE`, `auto-scale`, `preset NAME`,
-            `defaults for KIND`, `default`, or the settings that it follows from.
+        source: name -> `given` (by flag or keyword), `import` (of another library's model),
+            `config FILE`, `auto-scale`, `preset NAME`, `defaults for KIND`, `default`, or the
+            settings that it follows from.
         suggested_envs: number of environments of preset and defaults, whatever was asked for.
         num_inputs: numbers in an observation, if hidden layers alone see them; else 0.
     """

@@ -6,6 +6,7 @@ client's.
 
 import re
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,21 @@ def _asked(repo_id: str, ask: Callable[[], Any]) -> Any:
     except HeadraceError:
         raise
     except Exception as error:  # of the client, of HTTP, of the operating system: by its version
+        if _is_of_network(error):
+            raise HubError(
+                f"The hub cannot be reached ({PREFIX}{repo_id}): {error}\n"
+                "Look after the network, or share a directory in its place."
+            ) from error
         raise HubError(
             f"The hub did not do it ({PREFIX}{repo_id}): {error}\n"
             "To log in: hf auth login. The name is USER/NAME, as the hub shows it."
         ) from error
+
+
+def _is_of_network(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it came from, is of a connection."""
+    while error is not None:
+        if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -7,8 +7,8 @@ empty. Left out: reading the file (`sb3_zip.py`), and what its settings (`sb3_se
 """
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +109,15 @@ def import_sb3(
     check_settings(model)
     moments = None if normalizer is None else read_normalizer(normalizer)
     settings, notes = _settings(model, moments)
-    settings |= {"env": env}
-    settings |= {"env_kwargs": dict(env_kwargs)} if env_kwargs else {}
-    settings |= {"wrapper": wrapper} if wrapper else {}
+    given: dict[str, Any] = {"env": env}
+    given |= {"env_kwargs": dict(env_kwargs)} if env_kwargs else {}
+    given |= {"wrapper": wrapper} if wrapper else {}
+    settings |= given
     request = inspect_request(RunRequest(settings))
     assert request.spec is not None
     check_spaces(model, request.spec)
     run_dir = run_dir or rundir.default(env, model.algo, settings["seed"])
-    job = request.job(run_dir)
+    job = _as_imported(request.job(run_dir), settings.keys() - given.keys())
     learner = build_learner(job, torch.device("cpu"), Meter())
     (name,) = learner.learners
     load_weights(model, learner.learners[name].modules, request.spec)
@@ -164,6 +165,15 @@ def _settings(model: Sb3Model, moments: Normalizer | None) -> tuple[dict[str, An
     return settings | (moments.settings() if moments else {}), notes
 
 
+def _as_imported(job: Job, names: Container[str]) -> Job:
+    """Return the job with `import` as the source of the settings of these names."""
+    source = {
+        name: "import" if of == "given" and name in names else of
+        for name, of in job.settings.source.items()
+    }
+    return replace(job, settings=replace(job.settings, source=source))
+
+
 def _write(job: Job, learner: Learner, env_steps: int) -> None:
     """Write a checkpoint and config.json, as a run that has made so many env steps; RunDirError."""
     counters = Counters(env_steps=env_steps, ledger=Ledger(collected=env_steps))
@@ -177,11 +187,12 @@ def _write(job: Job, learner: Learner, env_steps: int) -> None:
         elif isinstance(policy, ActorPolicy):
             policy.head.is_random.fill_(float(env_steps < algo.learning_starts))
     begun = {"steps": np.zeros((), np.int64)}  # no episode is under way
+    imported = {"from": SOURCE, "env_steps": env_steps}
     sections = [
         *learner.sections(),
         counters.section(),
         Section("workers", lambda: (begun, {}), lambda *_: None, is_collective=True),
-        Section("imported", lambda: ({}, {"from": SOURCE}), lambda *_: None),
+        Section("imported", lambda: ({}, imported), lambda *_: None),
     ]
     saver = Saver(job, sections, counters, learner, SINGLE_RANK)
     files, manifest = saver.contents({section.name: section.state() for section in sections})

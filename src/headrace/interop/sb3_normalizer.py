@@ -80,8 +80,10 @@ def read_normalizer(path: Path) -> Normalizer:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in file.files}
     except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        # NumPy's own words on pickles advise to load them.
+        why = "it is no .npz file of numbers" if "pickle" in str(error) else error
         raise CheckpointError(
-            f"The normalizer {path} cannot be read: {error}.\nExpected an .npz file, as the script "
+            f"The normalizer {path} cannot be read: {why}.\nExpected an .npz file, as the script "
             "in docs/import.md writes it."
         ) from None
     for name, array in arrays.items():

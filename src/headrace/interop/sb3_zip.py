@@ -102,12 +102,15 @@ def read_model(path: Path, algo: str = "") -> Sb3Model:
     """Read a model file.
 
     Args:
+        path: what `model.save` was given, with `.zip` or without.
         algo: which algorithm wrote it, one of `READ`; "": what the file says.
 
     Raises:
         CheckpointError: it cannot be read, has more than plain tensors where tensors should be, or
             is of an algorithm that is not read.
     """
+    if not path.suffix and not path.exists():  # save() adds it, and load() takes the name without
+        path = path.with_name(f"{path.name}.zip")
     try:
         with zipfile.ZipFile(path) as file:
             data = _json(path, _member(path, file, "data", _MAX_JSON_BYTES))

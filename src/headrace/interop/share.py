@@ -13,8 +13,9 @@ from headrace.errors import ConfigError
 from headrace.evaluation.evaluate import Evaluation
 from headrace.evaluation.trained_policies import folder_of
 from headrace.interop import hub
-from headrace.interop.model_card import Facts, model_card
+from headrace.interop.model_card import HERE, Facts, model_card
 from headrace.interop.shared_policy import (
+    CARD,
     check_names,
     names_in,
     shareable_config,
@@ -24,7 +25,7 @@ from headrace.interop.shared_policy import (
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
 from headrace.training.api import evaluate_run
-from headrace.training.job import RunRequest
+from headrace.training.job import RunRequest, eval_flags
 
 EPISODES = 20
 
@@ -54,11 +55,15 @@ class Pushed:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A shared policy that was copied and checked."""
+    """A shared policy that was copied and checked.
+
+    `code` has the flags that name code of its run again to `headrace eval`; "" without any.
+    """
 
     run_dir: Path
     env: str
     policies: list[str]
+    code: str
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -66,10 +71,12 @@ class Pulled:
 
     def describe(self) -> str:
         """Return where it is, and what can follow."""
+        card = self.run_dir / CARD
+        told = f"Its card, which has no checksum: {card}" if card.exists() else "It has no card."
         return (
-            f"Pulled: {self.run_dir} ({', '.join(self.policies)} for {self.env}). All checksums "
-            f"agree.\nIts card: {self.run_dir / 'README.md'}\n"
-            f"To evaluate: headrace eval {self.run_dir}"
+            f"Pulled: {self.run_dir} ({', '.join(self.policies)} for {self.env}). The checksums of "
+            f"weights, settings and film agree.\n{told}\n"
+            f"To evaluate: headrace eval {self.run_dir} {self.code}".rstrip()
         )
 
 
@@ -105,7 +112,10 @@ def push(
     played = evaluate_run(run_dir, request, saved=saved.path, episodes=episodes, seed=seed, say=say)
     films = sorted(run_dir.glob("*.mp4"), key=lambda path: path.stat().st_mtime)
     film = films[-1] if films else None
-    facts = Facts(shareable_config(run_dir), played, seed, to, saved.env_steps or 0, bool(films))
+    facts = Facts(
+        shareable_config(run_dir), played, seed, to if repo_id else HERE, saved.env_steps or 0,
+        bool(films), saved.manifest["policies"], saved.manifest.get("imported", {}),
+    )  # fmt: skip
     if api is None:
         write_shared(facts.config, saved, model_card(facts), film, Path(to))
         return Pushed(to, played, film)
@@ -124,19 +134,26 @@ def pull(place: str, run_dir: Path | None = None) -> Pulled:
         run_dir: the new directory; default: below `runs/`.
 
     Raises:
+        ConfigError: it is a URL, a file, or no directory.
         CheckpointError: it has unexpected files, which are not read, or is damaged.
         HubError: the hub has no such repository, or cannot be reached.
         RunDirError: the new directory exists.
     """
     repo_id = hub.repository(place)
+    if "://" in place:
+        raise ConfigError(
+            f"{place}: URLs are not read.\nDownload the directory of the shared policy and name "
+            "it, or name a repository on the Hugging Face Hub: hf:USER/NAME."
+        )
     new = run_dir or rundir.unused(Path(repo_id or place).name)
     if not repo_id:
         check_names(names_in(Path(place)), place)
-        manifest = take_over(Path(place), new)
+        manifest = take_over(Path(place), new, place)
     else:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "policy"
             hub.download(hub.client(place), repo_id, folder)
-            manifest = take_over(folder, new)
-    env = rundir.read_config(new)["settings"]["env"]
-    return Pulled(new, env, list(manifest["policies"]))
+            manifest = take_over(folder, new, place)
+    config = rundir.read_config(new)
+    policies = list(manifest["policies"])
+    return Pulled(new, config["settings"]["env"], policies, eval_flags(config))

@@ -57,6 +57,7 @@ def write_shared(
             "seed": saved.manifest["seed"],
             "env_steps": saved.env_steps,
             "policies": described,
+            **{name: saved.manifest[name] for name in ("imported",) if name in saved.manifest},
             "beside": {name: hashlib.sha256(data).hexdigest() for name, data in beside.items()},
         }
     with rundir.writable(folder):
@@ -65,7 +66,18 @@ def write_shared(
             new = checkpoint.write(Path(scratch), 0, tensors, manifest)
             for name, data in (beside | {CARD: card.encode()}).items():
                 write_flushed(new / name, data)
+            _let_others_read(new)
             new.rename(folder)
+
+
+def _let_others_read(folder: Path) -> None:
+    """Give a directory and its files the modes that new ones have, by the umask."""
+    probe = folder.parent / "probe"
+    probe.mkdir()
+    mode = probe.stat().st_mode & 0o777
+    for path in folder.iterdir():
+        path.chmod(mode & 0o666)
+    folder.chmod(mode)
 
 
 def shareable_config(run_dir: Path) -> dict[str, Any]:
@@ -111,6 +123,11 @@ def names_in(folder: Path) -> list[str]:
     Raises:
         ConfigError: it is no directory.
     """
+    if folder.is_file():
+        raise ConfigError(
+            f"{folder} is a file: expected the directory of a shared policy, or hf:USER/NAME.\n"
+            "If it is an archive, unpack it first."
+        )
     if not folder.is_dir():
         raise ConfigError(
             f"{folder} is no directory: expected that of a shared policy, or hf:USER/NAME."
@@ -121,11 +138,12 @@ def names_in(folder: Path) -> list[str]:
     ]
 
 
-def take_over(source: Path, run_dir: Path) -> dict[str, Any]:
+def take_over(source: Path, run_dir: Path, place: str) -> dict[str, Any]:
     """Copy a shared policy, check the copy, and return its manifest.
 
     Args:
         source: whose names were checked.
+        place: how messages name it.
         run_dir: a directory that does not exist, or is empty.
 
     Raises:
@@ -138,10 +156,13 @@ def take_over(source: Path, run_dir: Path) -> dict[str, Any]:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=run_dir.parent, prefix=".headrace-") as scratch:
             copy = Path(scratch) / "policy"
-            copy.mkdir(mode=0o700)
+            copy.mkdir()
             for path in source.iterdir():
                 shutil.copyfile(path, copy / path.name, follow_symlinks=False)
-            manifest = _checked(copy)
+            try:
+                manifest = _checked(copy)
+            except RunDirError as error:  # the copy is removed: the source is what people can find
+                raise type(error)(str(error).replace(str(copy), place)) from None
             copy.rename(run_dir)
     return manifest
 

@@ -89,6 +89,8 @@ def write_run(path: str | Path, run_dir: str | Path) -> Path:
         files = {name: of for name, of in state["files"].items() if name.startswith("policy_")}
         files[f"policy_{trained}"] = select(found["state_dict"], "policy.")
         env_steps = manifest.get("counters", {}).get("env_steps", 0)
+        # Policies alone: with counters it would look like a run that can be resumed.
+        manifest = {name: manifest[name] for name in ("headrace", "seed", "policies")}
     with rundir.locked(run_dir):
         rundir.refuse_used(run_dir)
         rundir.write_config(run_dir, config)

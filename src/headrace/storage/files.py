@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import CheckpointError, ConfigError, HeadraceError
 
 _MAX_WAITING_BYTES = 1 << 24
 
@@ -32,6 +32,15 @@ def read_capped(path: Path, most_bytes: int, error: type[HeadraceError]) -> byte
 def memory_bytes() -> int:
     """Return the size of this machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def refuse_trainers_file(path: Path) -> None:
+    """Raise CheckpointError if, in place of a run's directory, it is a file of Lightning's."""
+    if path.suffix == ".ckpt" and path.is_file():
+        raise CheckpointError(
+            f"{path} is a file, and no run's directory.\nA checkpoint of Lightning's Trainer "
+            f'becomes one by headrace.lightning.write_run("{path}", "NEW_DIR").'
+        )
 
 
 def flush_dir(path: Path) -> None:

@@ -14,8 +14,13 @@ from typing import Any
 
 from headrace.config.old_names import settings_of_file
 from headrace.distributed import stuck
+<<<<<<< HEAD
 from headrace.errors import RunDirError, quoted
 from headrace.storage.files import read_capped, write_whole
+=======
+from headrace.errors import RunDirError
+from headrace.storage.files import read_capped, refuse_trainers_file, write_whole
+>>>>>>> d1500d7639a325ff4d170826d23c1cc77699756c
 from headrace.storage.metrics import FILE as METRICS
 
 _CONFIG = "config.json"
@@ -208,6 +213,7 @@ def write_config(path: Path, config: dict[str, Any]) -> None:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read config.json; RunDirError if there is none, or it is damaged."""
+    refuse_trainers_file(path)
     try:
         config = dict(json.loads(read_capped(path / _CONFIG, _MAX_CONFIG_BYTES, RunDirError)))
         settings = config["settings"] = settings_of_file(dict(config["settings"]))

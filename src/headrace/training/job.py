@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import shlex
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -258,6 +259,17 @@ def code_flags(config: Mapping[str, Any]) -> dict[str, list[str]]:
     named["model"] = [run["model"]] if run["model"] else []
     named["algo"] = [run["algo"]] if ":" in run["algo"] else []
     return {flag(name): [_code_name(of) for of in code] for name, code in named.items() if code}
+
+
+def eval_flags(config: Mapping[str, Any]) -> str:
+    """Return what names a run's own code again to `headrace eval` and `export`; "" without any.
+
+    An environment of evaluations is the one that they need, if the run has its own.
+    """
+    code = code_flags(config)
+    if config["settings"].get("eval_env"):
+        code.pop("--env", None)
+    return " ".join(f"{name} {shlex.join(of)}" for name, of in code.items())
 
 
 def evaluated_of_run(run_dir: Path, request: RunRequest) -> tuple[Settings, EnvMaker, EnvSpec]:

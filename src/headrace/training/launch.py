@@ -34,6 +34,7 @@ from headrace.errors import (
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
+from headrace.storage.checkpoint import Checkpoint
 from headrace.training.calibration import calibrated
 from headrace.training.job import Job, RunRequest, inspect_request, job_of_run, settings_of_run
 from headrace.training.log import Display, TerminalDisplay
@@ -111,6 +112,7 @@ class Launch:
             if not self._rank and (vanished := describe_vanished(run_dir)):
                 warnings.warn(vanished, stacklevel=2)
             saved = checkpoint.newest(run_dir)
+            _refuse_passed_goal(saved, request)
             return self._run(job_of_run(run_dir, request, saved=saved, quiet=quiet))
 
     def _run(self, job: Job, *, is_default_dir: bool = False) -> RunResult:
@@ -199,6 +201,18 @@ def refuse_used(run_dir: Path) -> None:
         if vanished := describe_vanished(run_dir):
             error.add_note(vanished)
         raise
+
+
+def _refuse_passed_goal(saved: Checkpoint, request: RunRequest) -> None:
+    """Raise ConfigError if a run is to end at fewer env steps than it has made."""
+    goal = request.explicit.get("total_env_steps")
+    with checkpoint.as_written(saved.path):
+        made = saved.manifest.get("counters", {}).get("env_steps", 0)
+        if goal is not None and goal < made:
+            raise ConfigError(
+                f"total_env_steps={goal}, but the run has made {made:,} env steps.\n"
+                "Give a number above that, or leave --total-env-steps out."
+            )
 
 
 def check_alone(command: str) -> None:

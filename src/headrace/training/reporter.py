@@ -206,7 +206,8 @@ def describe_resume(job: Job, learner: Learner, counters: Counters, restored: Re
         f"{learner.version:,} updates. Episodes under way: {restored.set_state} restored, "
         f"{restored.replayed} replayed, {restored.new_episode} begun anew."
     ]
-    if source := job.saved.manifest.get("imported"):
+    source = job.saved.manifest.get("imported")
+    if source and counters.env_steps == source.get("env_steps", counters.env_steps):
         lines.append(f"It was imported from {source['from']}: optimizers begin anew.")
     if counters.is_done(run):
         lines.append(

@@ -92,12 +92,19 @@ class Saver:
         """Return what a checkpoint of these sections has: files of named tensors, and manifest."""
         manifest = {
             "headrace": headrace.__version__,
+            **self._imported(),
             **{name: data for name, (_, data) in states.items() if data},
             # No generator has a state: all random numbers follow from the seed and the counters.
             "seed": self._run.seed,
             "policies": describe_policies(self._job, self._learner),
         }
         return {name: tensors for name, (tensors, _) in states.items() if tensors}, manifest
+
+    def _imported(self) -> dict[str, Any]:
+        """Return from where the run was imported, as the checkpoint says it goes on from."""
+        saved = self._job.saved
+        imported = None if saved is None else saved.manifest.get("imported")
+        return {"imported": imported} if imported else {}
 
     def policy_states(self) -> dict[str, SectionState]:
         """Return what `save_best` writes of this moment. Its tensors are those of the learner."""

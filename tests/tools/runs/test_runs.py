@@ -16,6 +16,7 @@ from headrace.cli.main import _main
 from headrace.collectors.api import WINDOW
 from headrace.config.run_config import RunConfig
 from headrace.errors import RunDirError
+from headrace.interop.share import pull, push
 from headrace.storage import run_dir as rundir
 from headrace.storage.metrics import read_metrics
 from headrace.tools.runs import listing, records
@@ -25,6 +26,7 @@ from headrace.tools.runs.groups import NO_MATTER, group
 from headrace.tools.runs.page import write_page
 from headrace.tools.runs.records import STATES, load_runs
 from headrace.tools.runs.statistics import bootstrap_interval, interquartile_mean
+from headrace.training.job import RunRequest
 from tests import python
 from tests.tools.report import browser
 from tests.tools.report.test_page import Reader
@@ -139,10 +141,19 @@ def test_states(tmp_path):
     assert states == {name: name for name in states} | {"good": "done"}
     assert found["good"].env_steps < found["good"].total_env_steps
     assert found["stopped"].mean_return > 5.0
-    assert set(states.values()) | {"running", "damaged"} == set(STATES)
+    assert set(states.values()) | {"running", "damaged", "pulled", "imported"} == set(STATES)
     assert records.WINDOW == WINDOW
     with rundir.locked(here):  # by a process that has not marked it yet
         assert load_runs(here)[0].state == "running"
+
+
+def test_a_shared_policy_is_listed_as_pulled_with_its_env_steps(copied, tmp_path):
+    push(copied, str(tmp_path / "shared"), RunRequest({}), episodes=1)
+    pull(str(tmp_path / "shared"), tmp_path / "mine/pulled")
+    (record,) = load_runs(tmp_path / "mine")
+    assert (record.state, record.env_steps) == ("pulled", 640)
+    table = listing.describe([record], tmp_path / "mine")
+    assert re.search(r" 640  .* pulled ", table) and "of 640" not in table
 
 
 def test_a_damaged_run_is_listed_with_its_reason(copied, made, capsys):

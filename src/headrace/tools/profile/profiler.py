@@ -31,7 +31,12 @@ from headrace.training.launch import Launch
 Print = Callable[[str], None]
 _NO_GOAL = 10**15  # more env steps than a profile takes
 _MIN_S = 10.0
-_EXPLICIT = ("given", "config ", "auto")  # origins of settings that do not follow from others
+_EXPLICIT = (
+    "given",
+    "import",
+    "config ",
+    "auto",
+)  # origins of settings that do not follow from others
 
 
 def profile(

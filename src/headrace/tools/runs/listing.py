@@ -142,19 +142,27 @@ def _cells_of_study(path: Path, records: list[RunRecord], folder: Path) -> list[
 
 
 def _cells(record: RunRecord, folder: Path) -> list[str]:
-    steps, goal, rate = record.env_steps, record.total_env_steps, record.env_steps_per_s
+    rate = record.env_steps_per_s
     return [
         _name(record, folder),
         record.env or NONE,
         record.algo or NONE,
         NONE if record.seed is None else str(record.seed),
-        f"{steps:,} of {goal:,}" if goal else NONE,
+        _steps(record),
         format_means(record.mean_return, record.mean_return_by_policy, NONE),
         format_means(record.best_return, {}, NONE),
         NONE if rate is None else f"{rate:,.0f}",
         record.state,
         format_age(time.time() - record.written_at),
     ]
+
+
+def _steps(record: RunRecord) -> str:
+    """Return the env steps of a run, and its goal if it may go on to it."""
+    steps, goal = record.env_steps, record.total_env_steps
+    if record.state in ("imported", "pulled"):
+        return f"{steps:,}"
+    return f"{steps:,} of {goal:,}" if goal else NONE
 
 
 def format_age(seconds: float) -> str:

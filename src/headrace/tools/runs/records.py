@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CheckpointError, RunDirError
 from headrace.storage import run_dir as rundir
-from headrace.storage.manifest import read_manifest
+from headrace.storage.manifest import MANIFEST, read_manifest
 from headrace.storage.metrics import (
     is_number,
     read_last_metrics,
@@ -25,7 +25,7 @@ from headrace.storage.metrics import (
 if TYPE_CHECKING:
     from headrace.spec import Array
 
-STATES = ("running", "vanished", "done", "stopped", "ended", "damaged")
+STATES = ("running", "vanished", "done", "stopped", "ended", "imported", "pulled", "damaged")
 WINDOW = 100
 """Episodes of a mean return: `headrace.collectors.api.WINDOW`, which would load torch."""
 _NUM_SPEED_ROWS = 20
@@ -47,7 +47,8 @@ class RunRecord:
         env_steps_per_s: mean speed of the last 20 updates (env steps/s); None before the second.
         state: `running`; `vanished`: its process is gone and wrote no end; `done`: it reached
             `total_env_steps` or `stop_at_return`; `stopped`: it can be resumed; `ended`: before its
-            first checkpoint; `damaged`: a file cannot be read.
+            first checkpoint; `imported`: from another library, and not trained on; `pulled`:
+            policies that somebody shared; `damaged`: a file cannot be read.
         written_at: when it was last written to (seconds since 1970).
         damage: reason why it is damaged; "" if it is not.
         settings: all settings, by name; {} if `config.json` is damaged.
@@ -137,6 +138,13 @@ def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     last = {name: value for name, value in rows[-1].items() if is_number(value)} if rows else {}
     saved = [each.name.removeprefix("step_") for each in path.glob("checkpoints/step_*")]
     steps = [int(last.get("env_steps", 0)), *(int(each) for each in saved if each.isdecimal())]
+    shared = read_manifest(path) if (path / MANIFEST).is_file() else {}
+    steps += [of for of in [shared.get("env_steps")] if isinstance(of, int)]
+    state = _state(path, max(steps) >= goal or _is_good(last, settings), bool(saved))
+    if shared:
+        state = "pulled"
+    elif state in ("done", "stopped") and not rows and _is_imported(path):
+        state = "imported"
     return {
         "env_steps": max(steps),
         "total_env_steps": int(goal),
@@ -144,9 +152,18 @@ def _progress(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         "mean_return_by_policy": returns_by_policy(last),
         "best_return": _best_return(path),
         "env_steps_per_s": _speed(rows[-_NUM_SPEED_ROWS:]),
-        "state": _state(path, max(steps) >= goal or _is_good(last, settings), bool(saved)),
+        "state": state,
         "written_at": rundir.last_written(path),
     }
+
+
+def _is_imported(path: Path) -> bool:
+    """Return whether the newest checkpoint is of another library's training; CheckpointError.
+
+    Policies alone are of Lightning's, by `headrace.lightning.write_run`.
+    """
+    manifest = read_manifest(max(path.glob("checkpoints/step_*")))
+    return "imported" in manifest or "counters" not in manifest
 
 
 def _is_good(last: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
