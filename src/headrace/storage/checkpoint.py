@@ -190,11 +190,8 @@ def newest(run_dir: Path) -> Checkpoint:
     Raises:
         CheckpointError: there is none.
     """
-<<<<<<< HEAD
     run_dir = followed(run_dir)
-=======
     refuse_trainers_file(run_dir)
->>>>>>> d1500d7639a325ff4d170826d23c1cc77699756c
     if not run_dir.is_dir():
         raise CheckpointError(
             f"There is no directory {run_dir}.\nExpected a run's, as `headrace train` makes them "

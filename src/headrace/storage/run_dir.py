@@ -14,13 +14,8 @@ from typing import Any
 
 from headrace.config.old_names import settings_of_file
 from headrace.distributed import stuck
-<<<<<<< HEAD
 from headrace.errors import RunDirError, quoted
-from headrace.storage.files import read_capped, write_whole
-=======
-from headrace.errors import RunDirError
 from headrace.storage.files import read_capped, refuse_trainers_file, write_whole
->>>>>>> d1500d7639a325ff4d170826d23c1cc77699756c
 from headrace.storage.metrics import FILE as METRICS
 
 _CONFIG = "config.json"
