@@ -161,8 +161,11 @@ def train(
                 b_action, b_log_prob, b_advantage, b_target = (x[index] for x in flat)
                 weight = torch.ones(len(index)) / len(index)
                 mean = (b_advantage * weight).sum()
-                variance = ((b_advantage - mean).square() * weight).sum()
-                b_advantage = b_advantage / ((variance + mean.square()).sqrt() + 1e-8)
+                deviation = ((b_advantage - mean).square() * weight).sum().sqrt()
+                target_mean = (b_target * weight).sum()
+                spread = ((b_target - target_mean).square() * weight).sum().sqrt()
+                deviation = torch.maximum(deviation, 0.05 * spread)
+                b_advantage = (b_advantage - mean) / (deviation + 1e-8)
 
                 log_p = agent.actor(flat_obs[index]).log_softmax(-1)
                 new_log_prob = log_p.gather(-1, b_action.unsqueeze(-1)).squeeze(-1)

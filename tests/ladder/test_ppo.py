@@ -70,7 +70,7 @@ def test_one_epoch_one_minibatch_no_clip_is_the_advantage_actor_critic_gradient(
     by_a2c = dict(gradients)
     rows = advantages(policy, experience, cfg.gamma, cfg.gae_lambda)
     advantage = rows["advantage"]
-    advantage = advantage / (advantage.square().mean().sqrt() + 1e-8)
+    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     log_prob, entropy, value = policy.evaluate(rows["obs"], rows["action"])
     loss = (
         -(log_prob * advantage).mean()

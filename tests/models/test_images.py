@@ -66,7 +66,7 @@ def plain_loss(plain, fragment, cfg):
         advantage[t] = running = delta + cfg.gamma * cfg.gae_lambda * cut * running
     target = (advantage + old_value).flatten()
     flat = advantage.flatten()
-    flat = flat / (flat.square().mean().sqrt() + 1e-8)
+    flat = (flat - flat.mean()) / (flat.std(correction=0) + 1e-8)
     logits, value = plain(fragment.obs[:-1].flatten(0, 1))
     dist = torch.distributions.Categorical(logits=logits)
     old = fragment.stored_outputs["log_prob"].flatten()

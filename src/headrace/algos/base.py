@@ -56,7 +56,7 @@ class ActorCriticConfig(AlgorithmConfig):
     gae_lambda_schedule: ScheduleByPoints = "constant"
     """Keep gae_lambda, or go through points."""
     normalize_advantage: bool = False
-    """Give the advantages of each minibatch a mean square of 1."""
+    """Give the advantages of each minibatch mean 0 and deviation 1."""
     ent_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""
     ent_schedule: Schedule = "constant"

@@ -19,6 +19,8 @@ from headrace.returns import gae, vtrace
 def values(policy: Policy, batch: Fragment, acted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return V of every row of a batch, and of its true next observation: `[T, N]` each.
 
+    They are for rewards as `Policy.scaled` has them now.
+
     The next observation is that of the next row, or the final one of a truncated episode. For the
     latter a recurrent core needs the state after the truncated step, from a pass over the sequence.
 
@@ -43,7 +45,7 @@ def values(policy: Policy, batch: Fragment, acted: Tensor | None = None) -> tupl
     next_value = torch.cat([value[1:], last, last])
     if len(step):
         next_value[step, row] = policy.value(final_obs, final_state)
-    return value, next_value[:-1]
+    return policy.rescaled(value), policy.rescaled(next_value[:-1])
 
 
 @torch.no_grad()
@@ -92,7 +94,7 @@ def vtrace_targets(
     memory = (batch.recurrent_state[0], batch.resets()[:-1]) if policy.state_size else ()
     rows = each(lambda o: o[:-1], batch.obs)
     log_prob, _, value = policy.evaluate(rows, batch.action, *memory)
-    _, next_value = values(policy, batch, value)
+    value, next_value = values(policy, batch, value)
     log_ratio = log_prob - acted
     targets = vtrace(
         log_ratio, policy.scaled(batch.reward), value, next_value,
@@ -195,8 +197,8 @@ def minibatches(
     Args:
         cuts: None: one minibatch of all rows. A minibatch without rows on this rank has a run of
             weight 0, since every rank must join each step.
-        normalize_advantage: to a mean square of 1. The mean is not subtracted: once a task is
-            solved, all actions are as good as expected, and what is left would have them unlearned.
+        normalize_advantage: to mean 0 and deviation 1; a deviation below a twentieth of that of the
+            value targets counts as that. Once a task is solved, what is left is noise.
 
     Returns:
         The rows without `valid`, and with `weight`: the weights of all ranks add up to the number
@@ -219,10 +221,18 @@ def minibatches(
     share = valid / count.clamp(min=1).unsqueeze(-1)
     mean = (advantage * share).sum(-1)
     variance = ((advantage - mean.unsqueeze(-1)).square() * share).sum(-1)
-    count, mean, variance = merged(ranks.gather(torch.stack([count, mean, variance]))).unsqueeze(-1)
+    seen = [count, mean, variance]
+    if normalize_advantage:
+        target = narrow["target"]
+        target_mean = (target * share).sum(-1)
+        seen += [target_mean, ((target - target_mean.unsqueeze(-1)).square() * share).sum(-1)]
+    of_all = ranks.gather(torch.stack(seen))
+    count, mean, variance = merged(of_all[:, :3]).unsqueeze(-1)
     narrow["weight"] = valid * ranks.size / count.clamp(min=1)
     if normalize_advantage:
-        narrow["advantage"] = advantage / ((variance + mean.square()).sqrt() + 1e-8)
+        spread = merged(of_all[:, [0, 3, 4]])[2].unsqueeze(-1).sqrt()
+        deviation = torch.maximum(variance.sqrt(), _LEAST_SPREAD * spread)
+        narrow["advantage"] = (advantage - mean) / (deviation + 1e-8)
     wide = {name: part for name, part in rows.items() if name not in columns}
     columns_of = {name: list(part) for name, part in narrow.items()}
     index = None if cuts is None else list(cuts.index)
@@ -242,6 +252,8 @@ def minibatches(
             columns_of[name] = [*picked.split([len(of) for of in index])]
     return Minibatches(wide, index, 0 if cuts is None else cuts.num_steps, columns_of)
 
+
+_LEAST_SPREAD = 0.05
 
 _SMALL = 64 << 20  # bytes of all minibatches, beyond which they are picked one by one
 

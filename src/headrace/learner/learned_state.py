@@ -52,6 +52,7 @@ class LearnedState:
             for loss, optimizer in self._optimizers.items()
             for key, tensor in optimizer.state().items()
         }
+        state |= self._of_rewards()
         beside = self._beside_policy()
         return state | {key: t for key, t in beside.items() if self._env_axis(key) is None}
 
@@ -64,6 +65,9 @@ class LearnedState:
         """Restore what `tensors` has returned; CheckpointError if it does not fit."""
         for loss, optimizer in self._optimizers.items():
             optimizer.load_state(select(tensors, _prefix(loss)))
+        for key, tensor in self._of_rewards().items():
+            if key in tensors:  # old checkpoints lack it
+                tensor.copy_(tensors[key])
         for key, tensor in self._beside_policy().items():
             found = tensors.get(key)
             if found is not None and (axis := self._env_axis(key)) is not None:
@@ -78,6 +82,10 @@ class LearnedState:
         for module in self._modules.values():
             if isinstance(module, OfEnvs) and module.unsaved:
                 module.begin_again()
+
+    def _of_rewards(self) -> dict[str, Tensor]:
+        normalizer = getattr(self._modules.get("policy"), "normalize_reward", None)
+        return {} if normalizer is None else {"reward_drift": normalizer.drift}
 
     def _beside_policy(self) -> dict[str, Tensor]:
         """Return the state of all modules but the policy, by name."""

@@ -104,10 +104,23 @@ class NormalizeObs(nn.Module):
 
 
 class NormalizeReward(RunningMoments):
-    """Rewards divided by the spread of the discounted return (not centred), clipped to ±10."""
+    """Rewards divided by the spread of the discounted return (not centred), clipped to ±10.
+
+    Attributes:
+        drift: how many times as large rewards have become by the last update of the moments. Values
+            that were learned before it are of the smaller ones.
+    """
+
+    drift: Tensor
 
     def __init__(self) -> None:
         super().__init__(())
+        self.register_buffer("drift", torch.ones(()), persistent=False)
+
+    def update(self, rows: Tensor, ranks: Ranks = SINGLE_RANK) -> None:
+        before = self.scaling()[1]
+        super().update(rows, ranks)
+        self.drift.copy_(self.scaling()[1] / before)
 
     def forward(self, reward: Tensor) -> Tensor:
         return (reward * self.scaling()[1]).clamp(-CLIP, CLIP)

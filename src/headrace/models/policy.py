@@ -355,6 +355,13 @@ class Policy(nn.Module):
         clipped = self.clipped(reward)
         return clipped if self.normalize_reward is None else self.normalize_reward(clipped)
 
+    def rescaled(self, value: Tensor) -> Tensor:
+        """Return values that were learned from rewards of the last update, for those of `scaled`.
+
+        Else all actions would look better, or worse, than expected by as much as the scale drifts.
+        """
+        return value if self.normalize_reward is None else value * self.normalize_reward.drift
+
 
 def _without(obs: Obs, *keys: str) -> Obs:
     """Return observations without the parts of these keys; "" is the key of none."""
