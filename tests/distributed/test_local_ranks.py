@@ -710,7 +710,7 @@ def test_signal_to_another_rank_stops_all_and_is_shown(tmp_path, number):
             "CartPole-v1", run_dir=tmp_path / "run", num_learners=2, on_update=interrupt,
             total_env_steps=10**6, **SETTINGS,
         )  # fmt: skip
-    assert headrace.resume(tmp_path / "run", total_env_steps=512, quiet=True).summary["env_steps"]
+    assert headrace.resume(tmp_path / "run", total_env_steps=8192, quiet=True).summary["env_steps"]
 
 
 @pytest.mark.slow
