@@ -46,16 +46,18 @@ def test_values_follow_the_scale_of_rewards():
     (fragment,) = collector.collect().fragments
     collector.close()
     (policy,) = policies.values()
+    normalizer = policy.normalize_reward
+    normalizer.update(torch.tensor([0.0, 6.0] * 4))  # of deviation 3
+    assert float(normalizer.drift) == 1.0  # no values have been learned before
     with torch.no_grad():
         before = values(policy, fragment, None)
-    normalizer = policy.normalize_reward
-    normalizer.update(torch.tensor([0.0, 4.0]))  # of deviation 2: rewards become half as large
+    normalizer.update(torch.tensor([3 - 63**0.5, 3 + 63**0.5] * 4))  # all: of 6
     assert float(normalizer.drift) == pytest.approx(0.5)
-    assert float(policy.scaled(torch.ones(1))) == pytest.approx(0.5)
+    assert float(policy.scaled(torch.ones(1))) == pytest.approx(1 / 6)
     with torch.no_grad():
         after = values(policy, fragment, None)
     for old, new in zip(before, after, strict=True):
         assert old.abs().sum() > 0
         torch.testing.assert_close(new, 0.5 * old)
-    normalizer.update(torch.tensor([0.0, 4.0]))
+    normalizer.update(torch.tensor([-3.0, 9.0]))  # of the deviation that there is
     assert float(normalizer.drift) == pytest.approx(1.0)

@@ -118,9 +118,10 @@ class NormalizeReward(RunningMoments):
         self.register_buffer("drift", torch.ones(()), persistent=False)
 
     def update(self, rows: Tensor, ranks: Ranks = SINGLE_RANK) -> None:
-        before = self.scaling()[1]
+        before, is_empty = self.scaling()[1], self.count == 0
         super().update(rows, ranks)
-        self.drift.copy_(self.scaling()[1] / before)
+        # Empty moments are set before the first values are learned.
+        self.drift.copy_(torch.where(is_empty, 1.0, self.scaling()[1] / before))
 
     def forward(self, reward: Tensor) -> Tensor:
         return (reward * self.scaling()[1]).clamp(-CLIP, CLIP)
