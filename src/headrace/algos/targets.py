@@ -213,20 +213,14 @@ def minibatches(
         narrow = {n: c.index_select(0, flat).view(shape) for n, c in columns.items()}
     advantage = narrow["advantage"]
     valid = narrow.pop("valid").to(advantage.dtype)
-    sizes = None if cuts is None else cuts.sizes
-    if sizes is not None:
+    if (sizes := None if cuts is None else cuts.sizes) is not None:
         places = torch.arange(valid.shape[1], device=valid.device)
         valid *= places < torch.tensor(sizes, device=valid.device).unsqueeze(-1)
     count = valid.sum(-1)
     share = valid / count.clamp(min=1).unsqueeze(-1)
-    mean = (advantage * share).sum(-1)
-    variance = ((advantage - mean.unsqueeze(-1)).square() * share).sum(-1)
-    seen = [count, mean, variance]
-    if normalize_advantage:
-        target = narrow["target"]
-        target_mean = (target * share).sum(-1)
-        seen += [target_mean, ((target - target_mean.unsqueeze(-1)).square() * share).sum(-1)]
-    of_all = ranks.gather(torch.stack(seen))
+    seen = [advantage, narrow["target"]] if normalize_advantage else [advantage]
+    moments = [moment for column in seen for moment in _moments(column, share)]
+    of_all = ranks.gather(torch.stack([count, *moments]))
     count, mean, variance = merged(of_all[:, :3]).unsqueeze(-1)
     narrow["weight"] = valid * ranks.size / count.clamp(min=1)
     if normalize_advantage:
@@ -251,6 +245,12 @@ def minibatches(
             picked = wide.pop(name).index_select(0, torch.cat(index))
             columns_of[name] = [*picked.split([len(of) for of in index])]
     return Minibatches(wide, index, 0 if cuts is None else cuts.num_steps, columns_of)
+
+
+def _moments(column: Tensor, share: Tensor) -> list[Tensor]:
+    """Return mean and variance of each minibatch `[M, R]`; shares of its rows add up to 1."""
+    mean = (column * share).sum(-1)
+    return [mean, ((column - mean.unsqueeze(-1)).square() * share).sum(-1)]
 
 
 _LEAST_SPREAD = 0.05
