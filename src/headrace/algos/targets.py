@@ -253,8 +253,7 @@ def _moments(column: Tensor, share: Tensor) -> list[Tensor]:
     return [mean, ((column - mean.unsqueeze(-1)).square() * share).sum(-1)]
 
 
-# Of the value targets' deviation. Below, a solved task was unlearned by its noise; what is not
-# solved was seen above, but for Hopper-v5 at its beginning (0.014 and more).
+# Of the value targets' deviation: below it, a solved task was unlearned by its noise.
 _LEAST_SPREAD = 0.05
 
 _SMALL = 64 << 20  # bytes of all minibatches, beyond which they are picked one by one
