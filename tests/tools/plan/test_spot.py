@@ -155,6 +155,17 @@ def test_budget_includes_spares():
     assert found.spot.env_steps_per_s > found.without[WITHOUT].env_steps_per_s
 
 
+def test_budget_buys_the_fastest_and_not_the_cheapest_for_each_env_step():
+    often = replace(GPU, cpus=8, spot=SpotTerms("gpu", 0.2, 0.15))
+    found = make_plan([Budget(0.9, "USD")], catalogue(often), RATES, spot=True)
+    steady = found.without[WITHOUT]
+    assert found.spot.env_steps_per_s > steady.env_steps_per_s
+    assert (
+        found.plan.cost_per_h / found.spot.env_steps_per_s
+        > steady.cost_per_h / steady.env_steps_per_s
+    )
+
+
 def test_learners_stay_on_machines_that_are_not_taken_away_if_that_is_cheaper():
     often = replace(GPU, spot=SpotTerms("gpu", 0.49, 0.1))
     found = make_plan([TARGET], catalogue(often, CPU), RATES, spot=True)

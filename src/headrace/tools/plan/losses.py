@@ -60,16 +60,15 @@ def simulate_losses(
     *,
     hours: float = 2_000.0,
     most_losses: int = 5_000,
-    seed: int = 0,
 ) -> Yield:
-    """Simulate the losses of a plan's machines.
+    """Simulate the losses of a plan's machines; every call draws the same ones.
 
     Args:
         rates: of the profile; None: workers are taken for the limit.
         checkpoint_every_s: seconds between two checkpoints, which take `checkpoint_s` each.
         hours: to simulate; fewer if there were so many losses before.
     """
-    simulation = _Simulation(plan, rates, checkpoint_every_s, checkpoint_s, recovery, seed)
+    simulation = _Simulation(plan, rates, checkpoint_every_s, checkpoint_s, recovery)
     return simulation.run(hours, most_losses)
 
 
@@ -87,10 +86,9 @@ class _Simulation:
         checkpoint_every_s: float,
         checkpoint_s: float,
         recovery: Recovery,
-        seed: int,
     ) -> None:
         self._plan, self._rates, self._recovery = plan, rates, recovery
-        self._every_s, self._random = checkpoint_every_s, random.Random(seed)
+        self._every_s, self._random = checkpoint_every_s, random.Random(0)
         self._saving = checkpoint_every_s / (checkpoint_every_s + checkpoint_s)
         self._spot = [(kind, kind.spot) for kind in plan.kinds if kind.is_spot and kind.spot]
         self._here = {kind.name: plan.machines[kind.name] for kind in plan.kinds}
