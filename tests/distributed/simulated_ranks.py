@@ -2,7 +2,8 @@
 
 The loop, the agreement after a loss, and the way into the next group are the real ones; simulated
 are the clock, collectives, and what a rank collects and learns. A task gives way at each
-collective, each wait and each batch. There it may be killed.
+collective, each wait and each batch. There it may be killed, or cut off: then it goes on, in groups
+that the others have left, while another takes its place.
 """
 
 import random
@@ -36,7 +37,8 @@ class Task:
     """A thread that runs only while the world lets it."""
 
     def __init__(self, world, name, function):
-        self.world, self.name, self.is_killed = world, name, False
+        self.world, self.name = world, name
+        self.is_killed = self.is_cut_off = False
         self.ready, self.wake_at, self.has_ended = lambda: True, 0.0, False
         self.go, self.result = threading.Semaphore(0), None
 
@@ -74,6 +76,7 @@ class World:
         self.back, self.now, self.current = threading.Semaphore(0), 0.0, None
         self.store, self.groups, self.losses_left = HashStore(), {}, losses
         self.tasks, self.killed, self.group = {}, [], 0
+        self.given_up = []  # tasks that were cut off, and have a successor
         self.kill_rate = self.random.choice([0.005, 0.02, 0.1])
         self.may_kill_early = self.random.random() < 0.1
 
@@ -98,7 +101,8 @@ class World:
                 self.start(rank, 0)
             driver = Task(self, "driver", self._replace)
             while not driver.has_ended:
-                under_way = [t for t in (driver, *self.tasks.values()) if not t.has_ended]
+                tasks = (driver, *self.tasks.values(), *self.given_up)
+                under_way = [t for t in tasks if not t.has_ended]
                 able = [t for t in under_way if t.wake_at <= self.now and t.ready()]
                 if not able:
                     later = [task.wake_at for task in under_way if task.wake_at > self.now]
@@ -114,7 +118,7 @@ class World:
 
     def _end(self):
         """End the threads of tasks that wait."""
-        for task in self.tasks.values():
+        for task in (*self.tasks.values(), *self.given_up):
             while not task.has_ended:
                 task.is_killed = True
                 task.go.release()
@@ -129,7 +133,10 @@ class World:
             return
         if self.random.random() < self.kill_rate:
             self.losses_left -= 1
-            task.is_killed = True
+            if has_begun and self.random.random() < 0.3:
+                task.is_cut_off = True
+            else:
+                task.is_killed = True
             rank = next(rank for rank, each in self.tasks.items() if each is task)
             self.killed.append(rank)
             for group in self.groups.values():
@@ -144,11 +151,13 @@ class World:
             if self.now > give_up_at:  # others wait for one that has ended
                 return
             for rank, task in list(self.tasks.items()):
-                if task.has_ended and task.is_killed:
+                if task.is_cut_off or (task.has_ended and task.is_killed):
                     self.sleep(self.random.choice([0.0, 0.1, 5.0]))
                     self.group += 1
+                    if task.is_cut_off:
+                        self.given_up.append(task)
                     self.start(rank, self.group)
-                    groups.announce(self.store, self.group, f"rank {rank} was lost")
+                    groups.announce(self.store, self.group, f"rank {rank} was lost", [rank])
             self.sleep(0.5)
 
 
@@ -189,6 +198,8 @@ class SimulatedRanks(JoinedRanks):
     def gather_bytes(self, data, until=None):
         group, task = self._group, self._world.current
         task.give_way()
+        if task.is_cut_off:
+            raise RankLostError("This rank is alone.")
         parts = group.rounds.setdefault(self._round, {})
         self._round += 1
         parts[self.rank] = data
@@ -197,9 +208,11 @@ class SimulatedRanks(JoinedRanks):
             return len(parts) == self.size or group.gone - set(parts)
 
         if until is None:
-            task.give_way(is_over)
+            task.give_way(lambda: is_over() or task.is_cut_off)
         while until is not None and not is_over() and self._world.now < until:
             self._world.sleep(1.0)
+        if task.is_cut_off:
+            raise RankLostError("This rank is alone.")
         is_whole = len(parts) == self.size
         # Where a rank has gone since, another may have seen the end of the round, or the loss.
         if not is_whole or (group.gone and self._world.random.random() < 0.5):

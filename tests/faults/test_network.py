@@ -21,6 +21,7 @@ from tests.faults.cluster_support import (
     PPO,
     RAY,
     ROOT,
+    UPDATE,
     WORKER,
     Run,
     actors,
@@ -41,7 +42,7 @@ class Host:
 
     def __init__(self, name, address, folder, env):
         self.name, self.address = name, address
-        self._folder, self._env, self._ray = folder, env, None
+        self._folder, self._env, self._ray = folder, env, []
 
     def runs(self, *words):
         """A command there."""
@@ -49,13 +50,15 @@ class Host:
 
     def ray(self, *words, amounts):
         """Start a machine of the cluster here; nothing waits for it."""
-        self._ray = subprocess.Popen(
-            self.runs(
-                RAY, "start", *words, "--block", "--node-ip-address", self.address,
-                "--num-cpus", amounts["CPU"], "--object-store-memory", 100 << 20,
-                "--resources", json.dumps({k: v for k, v in amounts.items() if k != "CPU"}),
-            ),
-            env=self._env, start_new_session=True, stdout=subprocess.DEVNULL,
+        self._ray.append(
+            subprocess.Popen(
+                self.runs(
+                    RAY, "start", *words, "--block", "--node-ip-address", self.address,
+                    "--num-cpus", amounts["CPU"], "--object-store-memory", 100 << 20,
+                    "--resources", json.dumps({k: v for k, v in amounts.items() if k != "CPU"}),
+                ),
+                env=self._env, start_new_session=True, stdout=subprocess.DEVNULL,
+            )
         )  # fmt: skip
 
     def down(self):
@@ -63,8 +66,8 @@ class Host:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self._ray is not None:
-            self._ray.wait()
+        for started in self._ray:
+            started.wait()
 
     def pids(self):
         """Of all that runs here."""
@@ -180,4 +183,34 @@ def test_f18_machine_is_used_again_after_a_long_cut(tmp_path, hosts, measured, a
     measured(
         "F18", f"the machine is started again, {what}: its worker is back there", recover_s=home,
         recover_within_s=30,
+    )  # fmt: skip
+
+
+def test_f18_learner_behind_a_cut_is_replaced_and_does_not_come_back(tmp_path, hosts, measured):
+    """Its connections do not end by themselves; and it lives on, to try again once there is one."""
+    first, second = hosts
+    here, there = {"CPU": 3, "learner": 1} | WORKER, {"CPU": 1, "learner": 1}
+    with begin(hosts, tmp_path, *PPO, "--num-learners", 2, here=here, there=there) as run:
+        run.updates(3)
+        [cut_off] = set(actors("LearnerActor")) & set(second.pids())
+        cut(second, whole=False)
+        cut_at = time.monotonic()
+        seen = run.heard("^Learner 2 was lost", since=cut_at) - cut_at
+        first.ray("--address", f"{first.address}:{PORT}", amounts=there)
+        run.heard("the others go on with all that they have learned")
+        run.updates(1)
+        going_on = time.monotonic() - cut_at - seen
+        assert cut_off in second.pids()
+        cut(second, whole=True)
+        run.updates(20)
+        until(lambda: cut_off not in second.pids(), 120, str)
+        run.updates(1)
+        summary = run.finished()
+    assert "begin again" not in run.text
+    assert_balanced(summary)
+    assert summary["lost_env_steps"] <= UPDATE
+    measured(
+        "F18", "network cut to one of two learners: another has its place", detect_s=seen,
+        within_s=30, recover_s=going_on, recover_within_s=30,
+        lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip

@@ -9,6 +9,7 @@ import datetime
 import json
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from headrace.distributed.ranks import MEET_WITHIN_S, Backend, JoinedRanks, Rank
 from headrace.errors import RankError, RankLostError
 
 JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
+MACHINE_WITHIN_S = 600.0
+"""For a machine to take the place of a lost one: a cloud may have to start it."""
 _CHECK_EVERY_S = 0.02
 
 
@@ -66,9 +69,14 @@ def join(
             return ranks
 
 
-def announce(store: Store, group: int, loss: str | None) -> None:
-    """Tell all ranks to form this group after a loss, which is put in words; None: to end."""
-    store.set(_announced(group), json.dumps(loss))
+def announce(store: Store, group: int, loss: str | None, lost: Sequence[int] = ()) -> None:
+    """Tell all ranks to form this group after a loss, which is put in words; None: to end.
+
+    Args:
+        lost: the ranks that others take the place of. One of them may be there still, behind a
+            network that was cut: it does not come.
+    """
+    store.set(_announced(group), json.dumps([loss, *lost]))
 
 
 def has_come(store: Store, group: int, rank: int) -> bool:
@@ -96,9 +104,13 @@ class _NextGroup:
             self._group += 1
             announced = _announced(self._group)
             self._wait_for([announced], 2 * JOIN_WITHIN_S)
-            loss = json.loads(self._all.get(announced))
+            loss, *lost = json.loads(self._all.get(announced))
             if loss is None:
                 raise RankError("Another rank was lost; its own message says why, if it had time.")
+            if self._info.rank in lost:
+                raise RankError(
+                    f"Rank {self._info.rank} was given up, and another process has its place."
+                )
             losses.append(loss)
             if self.come():
                 return self.store, "\n".join(losses)
@@ -108,8 +120,8 @@ class _NextGroup:
         self.store = self._store()
         self._all.set(_is_here(self._group, self._info.rank), "")
         all_here = [_is_here(self._group, rank) for rank in range(self._info.size)]
-        # A rank that collects has not seen the loss yet.
-        limit_s = max(self._limit_s, JOIN_WITHIN_S)
+        # A rank that collects has not seen the loss yet, and a successor may need a machine first.
+        limit_s = max(self._limit_s, MACHINE_WITHIN_S) + JOIN_WITHIN_S
         return self._wait_for(all_here, limit_s, unless=[_announced(self._group + 1)])
 
     def _store(self) -> Store:

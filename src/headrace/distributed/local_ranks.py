@@ -275,7 +275,7 @@ class _Others:
     def _replace(self, lost: list[_OtherRank]) -> bool:
         """Start successors, and have all form the next group; False: the job is to end."""
         self._group += 1
-        words = []
+        words, replaced = [], set[int]()
         while lost and not self._is_ending:
             deadline = time.monotonic() + _REPORT_WITHIN_S
             failures = [other.failure(deadline) for other in lost]
@@ -287,6 +287,7 @@ class _Others:
             words += [str(each.error) for each in died]
             self._died = died
             for other in lost:
+                replaced.add(other.rank)
                 other.end()
                 successor = _OtherRank(other.rank, self._size, self._task, self._group)
                 self.ranks[other.rank - 1] = successor
@@ -295,7 +296,7 @@ class _Others:
                 with contextlib.suppress(RankError):  # it has ended: found below
                     self.ranks[other.rank - 1].wait_until_ready()
             lost = [other for other in self.ranks if other.has_ended]
-        announce(self._store, self._group, "\n".join(words))
+        announce(self._store, self._group, "\n".join(words), sorted(replaced))
         return True
 
     def _end_here(self) -> None:

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,8 @@ class GroupRanks(Ranks):
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and not _GLOO.search(str(error)):
                 raise
+            # Its frames hold the group, whose connections then stay open after `close`.
+            traceback.clear_frames(error.__traceback__)
             raise RankLostError(
                 f"Rank {self.rank} of {self.size} lost the others: {error}\n"
                 "If one of them failed, its own message says why."

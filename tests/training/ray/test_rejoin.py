@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from headrace.errors import RankError
 from headrace.storage import checkpoint
 from headrace.storage.metrics import read_metrics
 from headrace.training.ray import connect
+from headrace.training.ray.learner_actor import _end_connections
 from tests.distributed.test_rejoin import SETTINGS, UPDATE, check, die_once
 from tests.faults.cluster_support import actors
 from tests.marks import repeats
@@ -113,3 +115,21 @@ def test_run_that_lost_a_learner_is_stopped_and_saved(cluster, tmp_path, at):
     counters = checkpoint.newest(tmp_path / "run").manifest["counters"]
     assert counters["ledger"]["restarts"] == 1
     assert at * UPDATE <= counters["env_steps"] < 10_000 * UPDATE
+
+
+def test_connections_to_a_lost_machine_end_and_no_others():
+    ends = {}
+    for address in ("127.0.0.1", "127.0.0.2"):
+        with socket.create_server((address, 0)) as server:
+            here = socket.create_connection(server.getsockname())
+            there, _ = server.accept()
+        here.settimeout(10)
+        ends[address] = here, there
+    _end_connections({"127.0.0.2", "127.0.0.3"})
+    (lost, _), (kept, other) = ends["127.0.0.2"], ends["127.0.0.1"]
+    assert lost.recv(1) == b""  # what waited for the lost machine ends
+    other.sendall(b"x")
+    assert kept.recv(1) == b"x"
+    for each in ends.values():
+        for end in each:
+            end.close()

@@ -33,8 +33,8 @@ class Recovery:
     waits: bool
 
 
-TODAY = Recovery(28.0, keeps_work=False, waits=True)
-"""docs/cluster.md, F20: the machine of one of two learners is lost."""
+TODAY = Recovery(24.0, keeps_work=False, waits=True)
+"""Of learners on GPUs. docs/cluster.md, F20: a learner's machine is lost."""
 
 
 def checkpoint_interval_s(plan: MachinePlan, checkpoint_s: float) -> float:

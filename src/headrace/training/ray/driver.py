@@ -1,10 +1,11 @@
 """A run on a Ray cluster: its learners are placed, watched, and started again when one is lost.
 
 This process, the driver, starts learners (actors in one placement group), shows the progress of
-rank 0 and passes signals on; neither batches nor weights come here. A learner that is lost while
-its machine is there is replaced, if the others can go on (`training/rejoin.py`). If that cannot be,
-all start again from the newest checkpoint, and also if a machine is about to be taken away; then
-the run is saved before. If the driver dies, its actors end, and the run can be resumed.
+rank 0 and passes signals on; neither batches nor weights come here. A learner that is lost, alone
+or with its machine, is replaced, if the others can go on (`training/rejoin.py`): on its machine, or
+on another one that has room, once there is one. If that cannot be, all start again from the newest
+checkpoint, and also if a machine is about to be taken away; then the run is saved before. If the
+driver dies, its actors end, and the run can be resumed.
 """
 
 import contextlib
@@ -22,7 +23,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed import ray_internals
 from headrace.distributed.channel import pickled
-from headrace.distributed.groups import JOIN_WITHIN_S, announce, has_come, host_store
+from headrace.distributed.groups import (
+    JOIN_WITHIN_S,
+    MACHINE_WITHIN_S,
+    announce,
+    has_come,
+    host_store,
+)
 from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.process import StopSignals
 from headrace.distributed.ranks import RankInfo
@@ -44,7 +51,7 @@ _BESIDE = "beside"  # group of calls that run while a learner trains
 _POLL_EVERY_S = 0.5
 _FETCH_WITHIN_S = 1.0
 _REPORT_WITHIN_S = 3.0  # for other learners to report, after the driver saw one die
-_TRY_FOR_S, _PLACE_WITHIN_S = 5, 600.0  # a machine may have to be started first
+_TRY_FOR_S = 5
 
 _Outcome = tuple[dict[str, Any], int] | Failure  # summary and signal, or the failure
 
@@ -112,18 +119,23 @@ def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> 
             if stop():
                 break
         remove_placement_group(placement)  # Ray may have forgotten it: ask again
-        waited = time.monotonic() - began
-        needs = (
-            f"{run.num_learners} learners need machines that have "
-            f"{_bundle(run) | run.learner_resources} for each; the cluster's have "
-            f"{describe_machines()}"
-        )
-        if waited > _PLACE_WITHIN_S:
-            raise ConfigError(f"{needs}.\nWaited {waited:,.0f} s for them.")
-        if not is_shown:
-            is_shown = True
-            display.say(f"Waiting: {needs}.")
+        is_shown = _show_wait(run, began, display, is_shown)
     raise SystemExit(128 + stop.received)
+
+
+def _show_wait(run: RunConfig, began: float, display: Display, is_shown: bool) -> bool:
+    """Say once which machines are waited for; ConfigError if it has been too long."""
+    waited = time.monotonic() - began
+    needs = (
+        f"{run.num_learners} learners need machines that have "
+        f"{_bundle(run) | run.learner_resources} for each; the cluster's have "
+        f"{describe_machines()}"
+    )
+    if waited > MACHINE_WITHIN_S:
+        raise ConfigError(f"{needs}.\nWaited {waited:,.0f} s for them.")
+    if waited > _TRY_FOR_S and not is_shown:
+        display.say(f"Waiting: {needs}.")
+    return is_shown or waited > _TRY_FOR_S
 
 
 def _request_placement(run: RunConfig) -> Any:
@@ -173,7 +185,7 @@ class _LearnerGroup:
     ) -> None:
         self._stop, self._display, self._on_update = stop, display, on_update
         self._placement, self._losses, run = placement, losses, job.settings.run
-        self._node_of = placement_group_table(placement)["bundles_to_node_id"]
+        self._node_of: dict[int, str] = _node_of(placement)
         taken: dict[str, float] = {}
         for node in self._node_of.values():
             taken[node] = taken.get(node, 0.0) + run.learner_threads
@@ -181,6 +193,8 @@ class _LearnerGroup:
         self._job = replace(job, room_for=room)
         self._store = host_store(own_address())
         self._group, self._coming = 0, dict[int, float]()  # successors, and until when
+        self._lost_at, self._wait_is_shown = 0.0, False
+        self._suspected: set[str] = set()  # machines whose learners were lost, until all is well
         device = "cuda" if _num_gpus(run) else "cpu"
         self._replaces = run.num_learners > 1 and max_replaced(job.settings, device) > 0
         self._actors = [self._start(rank) for rank in range(run.num_learners)]
@@ -271,32 +285,64 @@ class _LearnerGroup:
         return outcomes
 
     def _replace(self, outcome: _Outcome, rank: int) -> bool:
-        """Start a successor of a rank, if it is lost and may be replaced; return whether it is."""
+        """Start a successor of a rank, if it is lost and may be replaced; return whether it is.
+
+        If its machine is lost, Ray starts the successor on another one, once there is room.
+        """
         if not isinstance(outcome, Failure) or outcome.at < float("inf"):
             return False
-        if not self._replaces or self._node_of[rank] not in _living_nodes():
+        if not self._replaces or self._leaving:
             return False
-        if self._leaving or not self._losses.again(time.monotonic()):
-            return False
-        if rank == 0:
-            self._display.stop()
-        self._display.say(f"{outcome.error}\nA new one is started; the others wait for it.")
+        # Ray may have placed a successor on the lost machine, before it knew.
+        is_again = rank in self._coming and ray_internals.died_with_its_node(self._actors[rank])
+        if not is_again:
+            if not self._losses.again(time.monotonic()):
+                return False
+            if rank == 0:
+                self._display.stop()
+            self._display.say(f"{outcome.error}\nA new one is started; the others wait for it.")
+            self._lost_at, self._wait_is_shown = time.monotonic(), False
+            self._suspected.add(self._node_of.get(rank, ""))
         self._group += 1
         self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
         self._actors[rank] = self._start(rank)
         self._run(rank)
-        announce(self._store, self._group, "")
+        announce(self._store, self._group, "", [rank])
         return True
 
     def _missing(self) -> Failure | None:
-        """Return why a successor does not come; None: none is missing."""
+        """Return why a successor does not come; None: none is missing.
+
+        Raises:
+            ConfigError: there was no machine for it.
+            SystemExit: the run was stopped before there was one.
+        """
+        if not self._coming:
+            self._suspected.clear()
+            return None
+        self._node_of, living = _node_of(self._placement), _living_nodes()
+        self._cut_off(self._suspected - living)
         for rank, until in list(self._coming.items()):
             if has_come(self._store, self._group, rank):
                 del self._coming[rank]
-            elif self._node_of[rank] not in _living_nodes() or time.monotonic() > until:
+            elif self._node_of.get(rank) not in living:  # Ray looks for another
+                if self._stop.received:
+                    raise SystemExit(128 + self._stop.received)
+                self._wait_is_shown = _show_wait(
+                    self._job.settings.run, self._lost_at, self._display, self._wait_is_shown
+                )
+                self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
+            elif time.monotonic() > until:
                 text = f"Learner {rank + 1} was lost, and the one in its place did not come."
                 return Failure(float("inf"), rank, RankError(text))
         return None
+
+    def _cut_off(self, lost: set[str]) -> None:
+        """Have learners end their connections to lost machines, which cannot end them any more."""
+        addresses = [n["NodeManagerAddress"] for n in _ray.nodes() if n["NodeID"] in lost]
+        for actor in self._actors if addresses else []:
+            actor.cut_off.options(concurrency_group=_BESIDE).remote(addresses)
+        self._suspected -= lost
 
     def _fetch(self, actor: Any, within_s: float = _FETCH_WITHIN_S) -> Any:
         """Begin to fetch what an actor has to show; return the call."""
@@ -347,6 +393,11 @@ class _LearnerGroup:
         """End the learners, whatever they do; Ray ends their workers, which they own."""
         for actor in self._actors:
             _ray.kill(actor)
+
+
+def _node_of(placement: Any) -> dict[int, str]:
+    """Return the machine of each rank, as far as Ray has one for it."""
+    return dict(placement_group_table(placement)["bundles_to_node_id"])
 
 
 def _living_nodes() -> set[str]:

@@ -151,6 +151,10 @@ class LearnerActor:
         """Stop after this step, and save, as at a signal."""
         self._stop.received = number
 
+    def cut_off(self, addresses: list[str]) -> None:
+        """End all connections to machines that are lost: what waits for them fails at once."""
+        _end_connections(set(addresses) - {own_address()})
+
 
 def _joined(run: RunConfig, info: RankInfo, meeting: Meeting) -> Ranks:
     if info.size == 1:
@@ -182,6 +186,18 @@ def _check_run_dir(run_dir: Path, info: RankInfo) -> None:
             "(--run-dir, on shared storage), or have the learners on this machine "
             "(--learner-resources)."
         )
+
+
+def _end_connections(addresses: set[str]) -> None:
+    """End this process's connections to other addresses."""
+    for fd in os.listdir("/proc/self/fd"):
+        with (
+            contextlib.suppress(OSError),  # closed meanwhile, no socket, or not connected
+            socket.socket(fileno=os.dup(int(fd))) as same,
+        ):
+            peer = same.getpeername()
+            if isinstance(peer, tuple) and peer[0].removeprefix("::ffff:") in addresses:
+                same.shutdown(socket.SHUT_RDWR)
 
 
 def _listen_on(address: str) -> None:
