@@ -41,10 +41,15 @@ ABLATION = {
     "rewards as they are": ("--no-normalize-reward",),
     "4 epochs": ("--num-epochs", "4"),
     "no entropy bonus": ("--ent-coef", "0"),
+    "Adam's epsilon 1e-5": ("--adam-eps", "1e-5"),
 }
 """Each default, and the flags that switch it off."""
 ABLATION_ENVS = ("Hopper-v5", "BipedalWalker-v3", "LunarLander-v3", "Acrobot-v1")
-ABLATION_ONLY = {"initial log std 0": ABLATION_ENVS[:2], "no entropy bonus": ABLATION_ENVS[2:]}
+ABLATION_ONLY = {
+    "initial log std 0": ABLATION_ENVS[:2],
+    "no entropy bonus": ABLATION_ENVS[2:],
+    "Adam's epsilon 1e-5": ABLATION_ENVS[2:],
+}
 """What only continuous, or only discrete, actions have, and where it is tried."""
 
 
