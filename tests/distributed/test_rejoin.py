@@ -113,7 +113,7 @@ def left_open(monkeypatch):
         (2, "auto"),
         pytest.param(3, "auto", marks=pytest.mark.more),
         pytest.param(4, "auto", marks=pytest.mark.slow),
-        pytest.param(3, "gloo", marks=pytest.mark.more),
+        (3, "gloo"),
     ],
 )
 @repeats("where", ["gradient", "collect", "between"])
