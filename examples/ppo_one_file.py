@@ -164,6 +164,7 @@ def train(
                 deviation = ((b_advantage - mean).square() * weight).sum().sqrt()
                 target_mean = (b_target * weight).sum()
                 spread = ((b_target - target_mean).square() * weight).sum().sqrt()
+                # Once a task is solved, advantages are noise, which is not to be scaled up.
                 deviation = torch.maximum(deviation, 0.05 * spread)
                 b_advantage = (b_advantage - mean) / (deviation + 1e-8)
 
