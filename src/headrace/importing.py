@@ -14,7 +14,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from headrace.errors import UsageError
+from headrace.errors import ConfigError, UsageError
+
+_importing: list[str] = []
+"""What is imported at this moment, outermost first: `module:name`, as the user gave it."""
 
 
 def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[..., Any] | None]:
@@ -33,6 +36,7 @@ def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[
     if module_name.endswith(".py") or "/" in module_name:
         dotted = module_of(module_name)
         raise error(f"{text!r}: expected a module, not a file.\nDid you mean {dotted}:{name}?")
+    _importing.append(text)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as missing:
@@ -42,8 +46,25 @@ def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[
             f"There is no module {module_name!r} (from {text!r}), looked for in {os.getcwd()} and "
             "on the Python path.\nExpected module:callable, as you would import it."
         ) from None
+    finally:
+        _importing.pop()
     target = getattr(module, name, None)
     return module, name, target if callable(target) else None
+
+
+def refuse_while_importing(what: str) -> None:
+    """Refuse a call that stands at the top of a module which is imported for something else.
+
+    Raises:
+        ConfigError: such an import is under way.
+    """
+    if _importing:
+        module = _importing[-1].partition(":")[0]
+        raise ConfigError(
+            f"{what} was called by the import of the module {module!r}, which was imported to find "
+            f'{_importing[-1]}.\nIn that file, put the call below `if __name__ == "__main__":`, so '
+            "that an import does not make it."
+        )
 
 
 def is_module(name: str) -> bool:

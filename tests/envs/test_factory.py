@@ -128,6 +128,23 @@ def test_an_unknown_id_is_refused_with_near_misses():
         EnvMaker("tests.support:short_cartpol")()
 
 
+def test_a_script_that_trains_when_it_is_imported_is_refused_as_an_environment(
+    tmp_path, monkeypatch
+):
+    """Its import would start another run, in every process that makes the environment."""
+    monkeypatch.chdir(tmp_path)
+    call = "headrace.train(make, total_env_steps=64, run_dir='inner')\n"
+    head = "import gymnasium, headrace\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    (tmp_path / "trains_when_imported.py").write_text(head + call)
+    (tmp_path / "has_a_guard.py").write_text(head + f'if __name__ == "__main__":\n    {call}')
+    refusal = r"(?s)'trains_when_imported'.*`if __name__ == \"__main__\":`"
+    with pytest.raises(headrace.HeadraceError, match=refusal):
+        EnvMaker("trains_when_imported:make")()
+    assert not (tmp_path / "inner").exists()
+    assert EnvMaker("has_a_guard:make")().spec.id == "CartPole-v1"
+    assert headrace.train("CartPole-v1", total_env_steps=64, quiet=True).dir.exists()
+
+
 @pytest.mark.parametrize("native", [False, True])
 def test_what_cannot_be_an_id_is_refused_as_an_unknown_one(native):
     gives_names = "There is no environment 'Cart Pole'.*module:callable, module:EnvId"

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,18 +15,20 @@ from typing import Any
 
 from headrace.config.old_names import settings_of_file
 from headrace.distributed import stuck
-from headrace.errors import RunDirError, quoted
+from headrace.errors import HeadraceError, RunDirError, quoted
 from headrace.storage.files import read_capped, refuse_trainers_file, write_whole
 from headrace.storage.metrics import FILE as METRICS
 
 _CONFIG = "config.json"
 STUDY = "study.json"  # in the directory of a study, which has many runs below it
 _MARK = ".running"
+_ERROR = "error.txt"
 _SIZES = ("num_envs", "num_learners", "envs_per_vector")
 _KINDS = {"env": str, "env_kwargs": dict, "algo": str, "seed": int, "num_workers": int}
 _KINDS |= {"lag": int, "device": str, "cluster": str}
 _KINDS |= {"wrapper": list, "model": str, **dict.fromkeys(_SIZES, int)}
 _MAX_CONFIG_BYTES = 1 << 20
+_MAX_ERROR = 1 << 16  # characters, the last of its text
 
 
 def default(env: str, algo: str, seed: int) -> Path:
@@ -120,18 +123,44 @@ def marked(path: Path, *, may_have_workers: bool) -> Iterator[None]:
     """Keep a mark in the directory within the `with`; RunDirError if there is no room.
 
     An exception removes it, and so does the end of a stuck process. What ends the process at once
-    (`os._exit`, a crash, SIGKILL, a power cut) leaves it behind.
+    (`os._exit`, a crash, SIGKILL, a power cut) leaves it behind. An exception is written down, for
+    `error_of`; a later process of the run removes what the one before it has written.
     """
     mark = Mark(os.getpid(), os.uname().nodename, _place_of_stacks(), may_have_workers)
     with writable(path):
         write_whole(path / _MARK, json.dumps(asdict(mark)).encode())
     remove = partial((path / _MARK).unlink, missing_ok=True)
     stuck.before_end.append(remove)
+    (path / _ERROR).unlink(missing_ok=True)
     try:
         yield
+    except Exception as error:
+        with contextlib.suppress(OSError):  # no room may be what the error is about
+            write_whole(path / _ERROR, _described(error).encode())
+        raise
     finally:
         stuck.before_end.remove(remove)
         remove()
+
+
+def _described(error: Exception) -> str:
+    """Return an error's message; with its traceback if it is none of ours."""
+    is_ours = isinstance(error, HeadraceError)
+    text = str(error) if is_ours else "".join(traceback.format_exception(error)).rstrip()
+    return text[-_MAX_ERROR:] + "\n"
+
+
+def error_of(path: Path) -> str:
+    """Return the error that ended the last process of the run; "" if none did.
+
+    Raises:
+        RunDirError: the file is not one of Headrace's.
+    """
+    try:
+        text = read_capped(path / _ERROR, _MAX_CONFIG_BYTES, RunDirError)
+    except FileNotFoundError:
+        return ""
+    return text.decode(errors="replace").rstrip()
 
 
 def _place_of_stacks() -> str:

@@ -31,6 +31,7 @@ from headrace.errors import (
     RunDirError,
     WorkerError,
 )
+from headrace.importing import refuse_while_importing
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.storage import run_dir as rundir
@@ -67,6 +68,7 @@ class Launch:
         pause_at: int = 0,
         on_start: Callable[[Path], None] | None = None,
     ) -> None:
+        refuse_while_importing("Training")
         self._meter = Meter(started)
         self._attempt = torchrun.joined(os.environ)
         self._rank = 0 if self._attempt is None else self._attempt.info.rank

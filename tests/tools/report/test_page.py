@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.errors import ConfigError, RunDirError
+from headrace.errors import ConfigError, EnvError, RunDirError
 from headrace.tools.report.history import read_history
 from headrace.tools.report.page import write_report
 from tests import python
@@ -152,6 +152,26 @@ def test_replaced_worker_is_shown_as_fault(tmp_path):
     words = Reader(write_report(run.dir)).words
     assert "workers replaced 1" in words and "No worker was replaced" not in words
     assert f"headrace eval {run.dir} --episodes 20 --env headrace.envs.faulty:Faulty" in words
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_error_that_ended_a_run_is_shown_until_the_run_goes_on(tmp_path, is_saved):
+    env, run_dir, once = "headrace.envs.faulty:Faulty", tmp_path / "run", tmp_path / "once"
+    once.mkdir()
+    faults = {"faults": "crash@40" if is_saved else "crash@2", "once": str(once)}
+    with pytest.raises(EnvError):
+        headrace.train(
+            env, env_kwargs=faults, run_dir=run_dir, checkpoint_every_s=0, total_env_steps=640,
+            **SMALL,
+        )  # fmt: skip
+    words = Reader(write_report(run_dir)).words
+    assert re.search(r"failed at \d+% of 640 env steps", words)
+    assert "FaultyError: told to crash at" in words
+    assert ("headrace resume" in words) == is_saved == ("Commands" in words)
+    if is_saved:
+        headrace.resume(run_dir, env=env, quiet=True)
+        words = Reader(write_report(run_dir)).words
+        assert "finished" in words and "FaultyError" not in words
 
 
 def test_each_policy_has_a_curve(tmp_path):

@@ -129,7 +129,10 @@ def test_states(tmp_path):
     train(tmp_path / "stopped", SHORT, stop_after_s=1e-6, **too_early)
     train(tmp_path / "good", SHORT, stop_at_return=5.0, total_env_steps=4096)
     with pytest.raises(ZeroDivisionError):
-        train(tmp_path / "ended", on_update=lambda *_: 1 // 0)
+        train(tmp_path / "failed", on_update=lambda *_: 1 // 0)
+    assert rundir.error_of(tmp_path / "failed").endswith("modulo by zero")
+    shutil.copytree(tmp_path / "failed", tmp_path / "ended")
+    (tmp_path / "ended/error.txt").unlink()
     code = (
         "import headrace, os; headrace.train('CartPole-v1', run_dir='vanished', num_envs=4, "
         "num_steps=16, num_workers=0, total_env_steps=640, quiet=True, "

@@ -38,6 +38,7 @@ class History:
         saved: counters in the newest complete checkpoint; {} without one.
         laps: timeline by process; {} without one.
         timeline_error: reason why the timeline cannot be read; "" if it can.
+        error: what ended the last process, if an error did; else "".
     """
 
     run_dir: Path
@@ -47,6 +48,7 @@ class History:
     laps: dict[str, Laps]
     timeline_error: str
     is_running: bool
+    error: str
 
     def values(self, name: str) -> Array:
         """Return `[rows]` values of a metric; NaN where a row has none."""
@@ -163,7 +165,8 @@ def read_history(run_dir: Path) -> History:
     except RunDirError as error:
         timeline_error = str(error)
         warnings.warn(f"{error} The report is without it.", stacklevel=2)
-    return History(run_dir, config, rows, saved, laps, timeline_error, rundir.is_locked(run_dir))
+    is_running, ended_by = rundir.is_locked(run_dir), rundir.error_of(run_dir)
+    return History(run_dir, config, rows, saved, laps, timeline_error, is_running, ended_by)
 
 
 def _ledger(row: dict[str, Any]) -> dict[str, int]:

@@ -129,7 +129,7 @@ def _state(history: History) -> str:
         return f"running, {steps / goal:.0%} of {goal:,} env steps"
     if steps >= goal:
         return "finished"
-    return f"stopped at {steps / goal:.0%} of {goal:,} env steps"
+    return f"{'failed' if history.error else 'stopped'} at {steps / goal:.0%} of {goal:,} env steps"
 
 
 def _env_steps(history: History) -> int:
@@ -171,10 +171,12 @@ def _duration(seconds: float) -> str:
 
 
 def _commands(history: History) -> list[list[str]]:
-    """Return the commands that resume and evaluate the run.
+    """Return the commands that resume and evaluate the run; none before its first checkpoint.
 
     They are divided so that lines break before a flag, not between a flag and its value.
     """
+    if not any(history.run_dir.glob("checkpoints/step_*")):
+        return []
     run, run_dir = history.config["settings"], shlex.quote(str(history.run_dir))
     code = [f"{name} {shlex.join(of)}" for name, of in code_flags(history.config).items()]
     more = "" if _env_steps(history) < run["total_env_steps"] else " --total-env-steps N"

@@ -25,7 +25,17 @@ from headrace.storage.metrics import (
 if TYPE_CHECKING:
     from headrace.spec import Array
 
-STATES = ("running", "vanished", "done", "stopped", "ended", "imported", "pulled", "damaged")
+STATES = (
+    "running",
+    "vanished",
+    "done",
+    "failed",
+    "stopped",
+    "ended",
+    "imported",
+    "pulled",
+    "damaged",
+)
 WINDOW = 100
 """Episodes of a mean return: `headrace.collectors.api.WINDOW`, which would load torch."""
 _NUM_SPEED_ROWS = 20
@@ -46,9 +56,10 @@ class RunRecord:
         best_return: mean return of the best evaluation; None without `--eval-every`.
         env_steps_per_s: mean speed of the last 20 updates (env steps/s); None before the second.
         state: `running`; `vanished`: its process is gone and wrote no end; `done`: it reached
-            `total_env_steps` or `stop_at_return`; `stopped`: it can be resumed; `ended`: before its
-            first checkpoint; `imported`: from another library, and not trained on; `pulled`:
-            policies that somebody shared; `damaged`: a file cannot be read.
+            `total_env_steps` or `stop_at_return`; `failed`: an error ended it (`rundir.error_of`);
+            `stopped`: it can be resumed; `ended`: before its first checkpoint; `imported`: from
+            another library, and not trained on; `pulled`: policies that somebody shared;
+            `damaged`: a file cannot be read.
         written_at: when it was last written to (seconds since 1970).
         damage: reason why it is damaged; "" if it is not.
         settings: all settings, by name; {} if `config.json` is damaged.
@@ -180,6 +191,8 @@ def _state(path: Path, is_done: bool, is_saved: bool) -> str:
         return "running" if rundir.is_locked(path) else "vanished"
     if is_done:
         return "done"
+    if rundir.error_of(path):
+        return "failed"
     return "stopped" if is_saved else "ended"
 
 
