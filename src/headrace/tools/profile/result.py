@@ -144,8 +144,9 @@ def _ceilings(profile: Profile) -> Iterable[str]:
     rule = "whichever is less" if run.lag else "one after the other"
     yield f"  {'together':<25}{ceilings['together']:>14,.0f}  ({rule})"
     if (share := profile.of_limit) is not None:
-        yield f"  {'reached':<25}{profile.env_steps_per_s:>14,.0f}  ({share:.0%} of that)"
-    yield f"  {'predicted':<25}{profile.predicted:>14,.0f}  (by the cost model, from these parts)"
+        yield f"  {'reached':<25}{profile.env_steps_per_s:>14,.0f}  (measured; {share:.0%} of that)"
+    model = "by the cost model: what changes are compared with"
+    yield f"  {'predicted':<25}{profile.predicted:>14,.0f}  ({model})"
 
 
 def _advice(profile: Profile) -> Iterable[str]:
