@@ -110,7 +110,7 @@ def _from_newest_checkpoint(job: Job, group: "_LearnerGroup", display: Display) 
 
 def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> Any:
     """Return a placement group with its machines; SystemExit if stopped before."""
-    began, is_shown = time.monotonic(), False
+    wait = _Wait(run, display)
     while not stop():
         placement = _request_placement(run)
         for _ in range(_TRY_FOR_S):
@@ -119,23 +119,31 @@ def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> 
             if stop():
                 break
         remove_placement_group(placement)  # Ray may have forgotten it: ask again
-        is_shown = _show_wait(run, began, display, is_shown)
+        wait.go_on()
     raise SystemExit(128 + stop.received)
 
 
-def _show_wait(run: RunConfig, began: float, display: Display, is_shown: bool) -> bool:
-    """Say once which machines are waited for; ConfigError if it has been too long."""
-    waited = time.monotonic() - began
-    needs = (
-        f"{run.num_learners} learners need machines that have "
-        f"{_bundle(run) | run.learner_resources} for each; the cluster's have "
-        f"{describe_machines()}"
-    )
-    if waited > MACHINE_WITHIN_S:
-        raise ConfigError(f"{needs}.\nWaited {waited:,.0f} s for them.")
-    if waited > _TRY_FOR_S and not is_shown:
-        display.say(f"Waiting: {needs}.")
-    return is_shown or waited > _TRY_FOR_S
+class _Wait:
+    """A wait for machines that have room for learners."""
+
+    def __init__(self, run: RunConfig, display: Display) -> None:
+        self._run, self._display = run, display
+        self._began, self._is_shown = time.monotonic(), False
+
+    def go_on(self) -> None:
+        """Say once which machines are waited for; ConfigError if it has been too long."""
+        if (waited := time.monotonic() - self._began) <= _TRY_FOR_S:
+            return
+        needs = (
+            f"{self._run.num_learners} learners need machines that have "
+            f"{_bundle(self._run) | self._run.learner_resources} for each; the cluster's have "
+            f"{describe_machines()}"
+        )
+        if waited > MACHINE_WITHIN_S:
+            raise ConfigError(f"{needs}.\nWaited {waited:,.0f} s for them.")
+        if not self._is_shown:
+            self._display.say(f"Waiting: {needs}.")
+            self._is_shown = True
 
 
 def _request_placement(run: RunConfig) -> Any:
@@ -193,7 +201,7 @@ class _LearnerGroup:
         self._job = replace(job, room_for=room)
         self._store = host_store(own_address())
         self._group, self._coming = 0, dict[int, float]()  # successors, and until when
-        self._lost_at, self._wait_is_shown = 0.0, False
+        self._wait = _Wait(run, display)
         self._suspected: set[str] = set()  # machines whose learners were lost, until all is well
         device = "cuda" if _num_gpus(run) else "cpu"
         self._replaces = run.num_learners > 1 and max_replaced(job.settings, device) > 0
@@ -301,7 +309,7 @@ class _LearnerGroup:
             if rank == 0:
                 self._display.stop()
             self._display.say(f"{outcome.error}\nA new one is started; the others wait for it.")
-            self._lost_at, self._wait_is_shown = time.monotonic(), False
+            self._wait = _Wait(self._job.settings.run, self._display)
             self._suspected.add(self._node_of.get(rank, ""))
         self._group += 1
         self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
@@ -320,29 +328,28 @@ class _LearnerGroup:
         if not self._coming:
             self._suspected.clear()
             return None
-        self._node_of, living = _node_of(self._placement), _living_nodes()
-        self._cut_off(self._suspected - living)
+        self._node_of, nodes = _node_of(self._placement), _ray.nodes()
+        living = {node["NodeID"] for node in nodes if node["Alive"]}
+        lost = self._suspected - living
+        self._cut_off([n["NodeManagerAddress"] for n in nodes if n["NodeID"] in lost])
+        self._suspected -= lost
         for rank, until in list(self._coming.items()):
             if has_come(self._store, self._group, rank):
                 del self._coming[rank]
             elif self._node_of.get(rank) not in living:  # Ray looks for another
                 if self._stop.received:
                     raise SystemExit(128 + self._stop.received)
-                self._wait_is_shown = _show_wait(
-                    self._job.settings.run, self._lost_at, self._display, self._wait_is_shown
-                )
+                self._wait.go_on()
                 self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
             elif time.monotonic() > until:
                 text = f"Learner {rank + 1} was lost, and the one in its place did not come."
                 return Failure(float("inf"), rank, RankError(text))
         return None
 
-    def _cut_off(self, lost: set[str]) -> None:
+    def _cut_off(self, addresses: list[str]) -> None:
         """Have learners end their connections to lost machines, which cannot end them any more."""
-        addresses = [n["NodeManagerAddress"] for n in _ray.nodes() if n["NodeID"] in lost]
         for actor in self._actors if addresses else []:
             actor.cut_off.options(concurrency_group=_BESIDE).remote(addresses)
-        self._suspected -= lost
 
     def _fetch(self, actor: Any, within_s: float = _FETCH_WITHIN_S) -> Any:
         """Begin to fetch what an actor has to show; return the call."""
@@ -398,10 +405,6 @@ class _LearnerGroup:
 def _node_of(placement: Any) -> dict[int, str]:
     """Return the machine of each rank, as far as Ray has one for it."""
     return dict(placement_group_table(placement)["bundles_to_node_id"])
-
-
-def _living_nodes() -> set[str]:
-    return {node["NodeID"] for node in _ray.nodes() if node["Alive"]}
 
 
 def _outcome(call: Any, rank: int) -> _Outcome:
