@@ -29,13 +29,19 @@ from tests.support import children
 ROOT = str(Path(__file__).parents[2])  # for environments of tests
 RAY = str(Path(sys.executable).with_name("ray"))  # the command, wherever tests are run from
 STORE_BYTES = 100 << 20
+HEALTH_CHECKS = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "4",
+}
+"""Of the head, as docs/cluster.md and deploy/ have them."""
 START_WITHIN_S = 150  # of a machine that is busy
 
 
 @contextlib.contextmanager
 def machines(*each):
     """A cluster; of each machine its resources, as in `{"CPU": 2, "worker": 2}`."""
-    with _closed_to_others(), mock.patch.dict(os.environ, with_path(ROOT)):
+    with _closed_to_others(), mock.patch.dict(os.environ, with_path(ROOT) | HEALTH_CHECKS):
         cluster = Cluster(shutdown_at_exit=False)
         try:
             for amounts in each:

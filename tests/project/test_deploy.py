@@ -27,6 +27,7 @@ from headrace.config.resolve import read_settings, resolve
 from headrace.config.run_config import demands
 from headrace.envs.factory import EnvMaker, env_spec
 from release import artifacts
+from tests.faults.cluster_support import HEALTH_CHECKS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -207,9 +208,10 @@ def test_the_aws_cluster_is_closed_and_of_a_fixed_size():
     workers = [t for n, t in AWS["available_node_types"].items() if n != AWS["head_node_type"]]
     assert all(t["min_workers"] == t["max_workers"] for t in workers)
     assert AWS["max_workers"] == sum(t["max_workers"] for t in workers)
-    for start in (AWS["head_start_ray_commands"], AWS["worker_start_ray_commands"]):
-        set_before = "export RAY_AUTH_MODE=token RAY_worker_niceness=0; ray start"
-        assert set_before in start[-1].replace("\n", " ")
+    checks = " ".join(f"{name}={value}" for name, value in HEALTH_CHECKS.items())
+    for start, more in ("head_start_ray_commands", f" {checks}"), ("worker_start_ray_commands", ""):
+        set_before = f"export RAY_AUTH_MODE=token RAY_worker_niceness=0{more}; ray start"
+        assert set_before in AWS[start][-1].replace("\n", " ")
     assert "--include-dashboard=false" in AWS["head_start_ray_commands"][-1]
     assert AWS["file_mounts"]["/home/ubuntu/.ray/auth_token"] == "~/.ray/auth_token"
     assert AWS["provider"]["cache_stopped_nodes"] is False

@@ -19,8 +19,6 @@ from headrace.distributed.ranks import MEET_WITHIN_S, Backend, JoinedRanks, Rank
 from headrace.errors import RankError, RankLostError
 
 JOIN_WITHIN_S = 60.0  # a fresh Python and its imports
-MACHINE_WITHIN_S = 600.0
-"""For a machine to take the place of a lost one: a cloud may have to start it."""
 _CHECK_EVERY_S = 0.02
 
 
@@ -120,8 +118,7 @@ class _NextGroup:
         self.store = self._store()
         self._all.set(_is_here(self._group, self._info.rank), "")
         all_here = [_is_here(self._group, rank) for rank in range(self._info.size)]
-        # A rank that collects has not seen the loss yet, and a successor may need a machine first.
-        limit_s = max(self._limit_s, MACHINE_WITHIN_S) + JOIN_WITHIN_S
+        limit_s = self._limit_s + JOIN_WITHIN_S  # a rank that collects has not seen the loss yet
         return self._wait_for(all_here, limit_s, unless=[_announced(self._group + 1)])
 
     def _store(self) -> Store:

@@ -3,14 +3,15 @@
 This process, the driver, starts learners (actors in one placement group), shows the progress of
 rank 0 and passes signals on; neither batches nor weights come here. A learner that is lost, alone
 or with its machine, is replaced, if the others can go on (`training/rejoin.py`): on its machine, or
-on another one that has room, once there is one. If that cannot be, all start again from the newest
-checkpoint, and also if a machine is about to be taken away; then the run is saved before. If the
-driver dies, its actors end, and the run can be resumed.
+on another one that has room. While none has, it is a *guest* of another learner's machine. If that
+cannot be, all start again from the newest checkpoint, and also if a machine is about to be taken
+away; then the run is saved before. If the driver dies, its actors end, and the run can be resumed.
 """
 
 import contextlib
 import os
 import signal
+import socket
 import time
 from dataclasses import replace
 from typing import Any
@@ -18,18 +19,15 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed import ray_internals
 from headrace.distributed.channel import pickled
-from headrace.distributed.groups import (
-    JOIN_WITHIN_S,
-    MACHINE_WITHIN_S,
-    announce,
-    has_come,
-    host_store,
-)
+from headrace.distributed.groups import JOIN_WITHIN_S, announce, has_come, host_store
 from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.process import StopSignals
 from headrace.distributed.ranks import RankInfo
@@ -52,6 +50,9 @@ _POLL_EVERY_S = 0.5
 _FETCH_WITHIN_S = 1.0
 _REPORT_WITHIN_S = 3.0  # for other learners to report, after the driver saw one die
 _TRY_FOR_S = 5
+_GIVE_UP_AFTER_S = 600.0  # for a cloud to start machines
+_ANSWER_WITHIN_S = 1.0
+_GUEST_AFTER_S = 3.0  # for Ray to place a successor on another machine, if one has room
 
 _Outcome = tuple[dict[str, Any], int] | Failure  # summary and signal, or the failure
 
@@ -110,7 +111,7 @@ def _from_newest_checkpoint(job: Job, group: "_LearnerGroup", display: Display) 
 
 def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> Any:
     """Return a placement group with its machines; SystemExit if stopped before."""
-    wait = _Wait(run, display)
+    began, is_shown = time.monotonic(), False
     while not stop():
         placement = _request_placement(run)
         for _ in range(_TRY_FOR_S):
@@ -119,31 +120,18 @@ def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> 
             if stop():
                 break
         remove_placement_group(placement)  # Ray may have forgotten it: ask again
-        wait.go_on()
-    raise SystemExit(128 + stop.received)
-
-
-class _Wait:
-    """A wait for machines that have room for learners."""
-
-    def __init__(self, run: RunConfig, display: Display) -> None:
-        self._run, self._display = run, display
-        self._began, self._is_shown = time.monotonic(), False
-
-    def go_on(self) -> None:
-        """Say once which machines are waited for; ConfigError if it has been too long."""
-        if (waited := time.monotonic() - self._began) <= _TRY_FOR_S:
-            return
+        waited = time.monotonic() - began
         needs = (
-            f"{self._run.num_learners} learners need machines that have "
-            f"{_bundle(self._run) | self._run.learner_resources} for each; the cluster's have "
+            f"{run.num_learners} learners need machines that have "
+            f"{_bundle(run) | run.learner_resources} for each; the cluster's have "
             f"{describe_machines()}"
         )
-        if waited > MACHINE_WITHIN_S:
+        if waited > _GIVE_UP_AFTER_S:
             raise ConfigError(f"{needs}.\nWaited {waited:,.0f} s for them.")
-        if not self._is_shown:
-            self._display.say(f"Waiting: {needs}.")
-            self._is_shown = True
+        if not is_shown:
+            display.say(f"Waiting: {needs}.")
+            is_shown = True
+    raise SystemExit(128 + stop.received)
 
 
 def _request_placement(run: RunConfig) -> Any:
@@ -201,8 +189,10 @@ class _LearnerGroup:
         self._job = replace(job, room_for=room)
         self._store = host_store(own_address())
         self._group, self._coming = 0, dict[int, float]()  # successors, and until when
-        self._wait = _Wait(run, display)
+        self._guests: dict[int, str] = {}  # and the machines that they are on
+        self._moving: dict[int, Any] = {}  # actors to take the places of guests
         self._suspected: set[str] = set()  # machines whose learners were lost, until all is well
+        self._gone: set[str] = set()  # machines that are lost, whether Ray knows it yet or not
         device = "cuda" if _num_gpus(run) else "cpu"
         self._replaces = run.num_learners > 1 and max_replaced(job.settings, device) > 0
         self._actors = [self._start(rank) for rank in range(run.num_learners)]
@@ -212,22 +202,21 @@ class _LearnerGroup:
         self._runs: dict[Any, int] = {}  # calls under way, and their ranks
         self._fetches: dict[Any, Any] = {}  # calls under way, and their actors
 
-    def _start(self, rank: int) -> Any:
-        """Start the actor of a rank."""
+    def _start(self, rank: int, host: str = "") -> Any:
+        """Start the actor of a rank in its place, or as a guest of this machine."""
         # Two threads: a call that waits for something to show must not hold up a stop.
         actor: Any = _ray.remote(concurrency_groups={_BESIDE: 2})(LearnerActor)
         run = self._job.settings.run
         gpus = _num_gpus(run)
         amounts, _ = demands(run.learner_resources)
-        return actor.options(
-            num_cpus=run.learner_threads,
-            num_gpus=gpus,
-            resources=amounts,
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._placement, placement_group_bundle_index=rank
-            ),
-        ).remote(has_gpu=gpus > 0)
+        where: Any = PlacementGroupSchedulingStrategy(
+            self._placement, placement_group_bundle_index=rank
+        )
+        takes = {"num_cpus": run.learner_threads, "num_gpus": gpus, "resources": amounts}
+        if host:  # which has no room of its own
+            where, takes = NodeAffinitySchedulingStrategy(host, soft=False), {"num_cpus": 0}
+        options = takes | {"max_restarts": 0, "scheduling_strategy": where}
+        return actor.options(**options).remote(has_gpu=gpus > 0)
 
     def run(self, started: float) -> tuple[dict[str, Any], int] | None:
         """Return the run's summary and the signal that stopped it; None: start again."""
@@ -280,6 +269,7 @@ class _LearnerGroup:
                     self._fetch(actor)
             if (missing := self._missing()) is not None:
                 outcomes[missing.rank] = missing
+            self._move_guests()
             if any(isinstance(each, Failure) for each in outcomes.values()):
                 # Others may be stuck and not notice.
                 give_up_at = min(give_up_at, time.monotonic() + _REPORT_WITHIN_S)
@@ -309,42 +299,108 @@ class _LearnerGroup:
             if rank == 0:
                 self._display.stop()
             self._display.say(f"{outcome.error}\nA new one is started; the others wait for it.")
-            self._wait = _Wait(self._job.settings.run, self._display)
-            self._suspected.add(self._node_of.get(rank, ""))
-        self._group += 1
-        self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
-        self._actors[rank] = self._start(rank)
-        self._run(rank)
-        announce(self._store, self._group, "", [rank])
+            self._suspected.add(self._machine_of(rank))
+        self._guests.pop(rank, None)
+        self._put_in_place(rank, self._start(rank))
         return True
 
-    def _missing(self) -> Failure | None:
-        """Return why a successor does not come; None: none is missing.
+    def _put_in_place(self, rank: int, actor: Any) -> None:
+        """Have an actor take the place of a rank: all form another group, with it."""
+        self._group += 1
+        self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
+        self._actors[rank] = actor
+        self._run(rank)
+        announce(self._store, self._group, "", [rank])
 
-        Raises:
-            ConfigError: there was no machine for it.
-            SystemExit: the run was stopped before there was one.
-        """
+    def _missing(self) -> Failure | None:
+        """Return why a successor does not come; None: none is missing."""
         if not self._coming:
             self._suspected.clear()
             return None
-        self._node_of, nodes = _node_of(self._placement), _ray.nodes()
-        living = {node["NodeID"] for node in nodes if node["Alive"]}
-        lost = self._suspected - living
-        self._cut_off([n["NodeManagerAddress"] for n in nodes if n["NodeID"] in lost])
-        self._suspected -= lost
+        self._node_of = _node_of(self._placement)
+        self._find_gone()
+        living, known = self._living(), _living_nodes()
         for rank, until in list(self._coming.items()):
             if has_come(self._store, self._group, rank):
                 del self._coming[rank]
-            elif self._node_of.get(rank) not in living:  # Ray looks for another
-                if self._stop.received:
-                    raise SystemExit(128 + self._stop.received)
-                self._wait.go_on()
-                self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
             elif time.monotonic() > until:
                 text = f"Learner {rank + 1} was lost, and the one in its place did not come."
                 return Failure(float("inf"), rank, RankError(text))
+            elif rank not in self._guests and (node := self._node_of.get(rank)) not in living:
+                # Once Ray knows of the loss, it looks for another machine.
+                waited = time.monotonic() - (until - JOIN_WITHIN_S)
+                if node in known or waited > _GUEST_AFTER_S:
+                    self._host(rank, living)
         return None
+
+    def _find_gone(self) -> None:
+        """Find which of the suspected machines are lost.
+
+        Ray takes up to 20 s to know. Learners end their connections to them, which may not end by
+        themselves.
+        """
+        nodes = [node for node in _ray.nodes() if node["NodeID"] in self._suspected]
+        gone = [node for node in nodes if not (node["Alive"] and _answers(node))]
+        self._gone |= {node["NodeID"] for node in gone}
+        self._suspected -= self._gone
+        self._cut_off([node["NodeManagerAddress"] for node in gone])
+
+    def _living(self) -> set[str]:
+        """Return the machines that are not lost, as far as anybody knows."""
+        return _living_nodes() - self._gone
+
+    def _host(self, rank: int, living: set[str]) -> None:
+        """Start a rank's successor on the machine of another learner, in place of one that waits.
+
+        There it uses what cores are free of work. Of those machines the one with the fewest
+        learners is taken; if all are lost, the successor is not started.
+        """
+        others = [self._machine_of(each) for each in range(len(self._actors)) if each != rank]
+        hosts = [node for node in others if node in living]
+        if not hosts:
+            return
+        host = min(hosts, key=hosts.count)
+        self._drop(rank)
+        self._guests[rank] = host
+        self._actors[rank] = self._start(rank, host)
+        self._run(rank)
+        self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
+        self._display.say(
+            f"No other machine has room for learner {rank + 1}. Until one has, it shares the "
+            f"machine of learner {others.index(host) + (others.index(host) >= rank) + 1}."
+        )
+
+    def _move_guests(self) -> None:
+        """Move guests to machines that have room for them by now.
+
+        The others go on until the new actor has loaded all its code.
+        """
+        if self._coming or self._leaving or self._stop.received:
+            return
+        for rank in list(self._guests):
+            if rank not in self._moving:
+                if _node_of(self._placement).get(rank) in self._living():
+                    actor = self._start(rank)
+                    self._moving[rank] = actor, actor.fetch.remote(0.0)
+            elif _ray.wait([self._moving[rank][1]], timeout=0)[0]:
+                actor, call = self._moving.pop(rank)
+                if not self._show(call, actor):  # it is lost
+                    continue
+                self._display.say(f"A machine has room for learner {rank + 1}: it moves there.")
+                if rank == 0:
+                    self._display.stop()
+                self._drop(rank)
+                del self._guests[rank]
+                self._put_in_place(rank, actor)
+                return  # the next one when this one has come
+
+    def _machine_of(self, rank: int) -> str:
+        return self._guests.get(rank) or self._node_of.get(rank, "")
+
+    def _drop(self, rank: int) -> None:
+        """End a rank's actor, whose outcome nobody waits for any more."""
+        _ray.kill(self._actors[rank])
+        self._runs = {call: each for call, each in self._runs.items() if each != rank}
 
     def _cut_off(self, addresses: list[str]) -> None:
         """Have learners end their connections to lost machines, which cannot end them any more."""
@@ -398,13 +454,27 @@ class _LearnerGroup:
 
     def end(self) -> None:
         """End the learners, whatever they do; Ray ends their workers, which they own."""
-        for actor in self._actors:
+        for actor in [*self._actors, *(actor for actor, _ in self._moving.values())]:
             _ray.kill(actor)
 
 
 def _node_of(placement: Any) -> dict[int, str]:
     """Return the machine of each rank, as far as Ray has one for it."""
     return dict(placement_group_table(placement)["bundles_to_node_id"])
+
+
+def _living_nodes() -> set[str]:
+    return {node["NodeID"] for node in _ray.nodes() if node["Alive"]}
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    """Return whether Ray's process on a machine takes connections."""
+    address = node["NodeManagerAddress"], node["NodeManagerPort"]
+    try:
+        socket.create_connection(address, _ANSWER_WITHIN_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _outcome(call: Any, rank: int) -> _Outcome:
