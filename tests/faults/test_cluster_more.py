@@ -251,6 +251,37 @@ def test_machine_of_one_of_two_learners_is_lost(tmp_path, measured):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_four_learners_learn_cartpole_where_two_machines_go_and_two_come(tmp_path, measured, seed):
+    """Each update has the whole batch: the run learns what an undisturbed one learns."""
+    one = {"CPU": 1, "learner": 1}
+    words = ["CartPole-v1", "--num-learners", 4, "--num-workers", 0, "--seed", seed]
+    words += ["--learner-resources", "learner=1", "--cluster"]
+    with (
+        machines({"CPU": 1}, one, one, one, one) as cluster,
+        Run(tmp_path, *words, cluster.address) as run,
+    ):
+        run.updates(5)
+        homes = [n for n in cluster.worker_nodes if actors("LearnerActor", raylet_of(n))]
+        for home in homes[:2]:
+            cluster.remove_node(home, allow_graceful=False)
+        run.heard("^No other machine has room for learner", 100)
+        run.heard("the others go on with all that they have learned")
+        run.updates(5)
+        new = [joins(cluster, **one) for _ in range(2)]
+        until(lambda: all(len(actors("LearnerActor", raylet_of(n))) == 1 for n in new), 100, str)
+        summary = run.ended(within_s=200)
+    assert "begin again" not in run.text
+    ledger = summary["ledger"]
+    assert ledger["collected"] == ledger["learned"] + summary["lost_env_steps"] + ledger["remade"]
+    assert ledger["learned"] == summary["env_steps"] >= 99_000
+    assert summary["mean_return"] >= 400
+    measured(
+        "F20", f"four learners on four machines, on two, on four again: CartPole's mean return "
+        f"{summary['mean_return']:.0f}, seed {seed}", lost_env_steps=summary["lost_env_steps"],
+    )  # fmt: skip
+
+
 def test_workers_share_actors_until_a_machine_joins(tmp_path, measured):
     two = {"CPU": 2} | WORKER
     with (
