@@ -179,6 +179,46 @@ def test_a_learner_s_machine_is_about_to_be_taken_away(tmp_path, measured):
     )  # fmt: skip
 
 
+def test_machine_of_one_of_two_learners_is_about_to_be_taken_away(tmp_path, measured):
+    """The learner moves to the other one's machine, and to another one: no bit is different."""
+    one = {"CPU": 1, "learner": 1}
+    two = ["--num-learners", 2, "--max-worker-restarts", 1]
+    with (
+        machines({"CPU": 1}, one, one, {"CPU": 2} | WORKER) as cluster,
+        Run(tmp_path, *paced(cluster, tmp_path, *PPO), *two) as run,
+    ):
+        run.updates(3)
+        homes = [n for n in cluster.worker_nodes if actors("LearnerActor", raylet_of(n))]
+        drain(cluster, homes[0], NOTICE_S)
+        told = time.monotonic()
+        run.heard("^The machine of learner . is about to be taken away: it has moved", NOTICE_S)
+        run.heard("the others go on with all that they have learned")
+        run.updates(1)
+        going_on = time.monotonic() - told
+        assert actors("LearnerActor", raylet_of(homes[0])) == []
+        cluster.remove_node(homes[0], allow_graceful=False)
+        run.updates(3)
+        new = joins(cluster, **one)
+        joined = time.monotonic()
+        run.heard("^A machine has room for learner .: it has moved", 100)
+        run.updates(1)
+        moved = time.monotonic() - joined
+        assert len(actors("LearnerActor", raylet_of(new))) == 1
+        summary = run.finished()
+    assert "was lost" not in run.text
+    assert_balanced(summary)
+    assert summary["lost_env_steps"] == 0
+    assert_as_undisturbed(run, num_learners=2)
+    measured(
+        "F20", f"notice of {NOTICE_S} s that the machine of one of two learners is taken away",
+        recover_s=going_on, recover_within_s=NOTICE_S, lost_env_steps=0,
+    )  # fmt: skip
+    measured(
+        "F20", "another comes, and the learner moves there", recover_s=moved, recover_within_s=30,
+        lost_env_steps=0,
+    )  # fmt: skip
+
+
 def begun_again(run, lost_at):
     """Wait until all learners go on; return when the loss was seen, and when they went on."""
     seen = run.heard("^Learner . was lost|^A learner could not be started", 100)

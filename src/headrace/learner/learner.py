@@ -100,7 +100,7 @@ class PolicyLearner:
         # Of the update under way, which may have to be made again after the loss of another rank
         self._steps_made = self._steps_to_skip = 0
         self._has_normalized = False
-        self._return_so_far = torch.zeros(rows, device=device)
+        self.return_so_far = torch.zeros(rows, device=device)
         self._return_gamma: float | None = None  # that it was discounted by
 
     def _optimizer(self, name: str, spec: LossSpec) -> GradientSteps:
@@ -271,17 +271,17 @@ class PolicyLearner:
             self.policy.normalize_obs.update(seen, valid, self._ranks)
         if self.policy.normalize_reward is not None:
             if self._return_gamma not in (None, gamma):
-                self._return_so_far.zero_()
+                self.return_so_far.zero_()
             self._return_gamma = gamma
             done = batch.terminated | batch.truncated
             reward = self.policy.clipped(batch.reward)
             total = torch.empty_like(reward)
-            env = batch.env_id - len(self._return_so_far) * self._ranks.rank
+            env = batch.env_id - len(self.return_so_far) * self._ranks.rank
             # An env is in a batch twice only if workers step during updates.
             for columns in one_of_each(env) if self._settings.run.lag else (slice(None),):
-                start = self._return_so_far[env[columns]]
+                start = self.return_so_far[env[columns]]
                 sums = discounted_sum(reward[:, columns], done[:, columns], start, gamma)
-                total[:, columns], self._return_so_far[env[columns]] = sums[:-1], sums[-1]
+                total[:, columns], self.return_so_far[env[columns]] = sums[:-1], sums[-1]
             self.policy.normalize_reward.update(total[valid], self._ranks)
         self._has_normalized = True
 
@@ -315,12 +315,12 @@ class PolicyLearner:
         return [module_section(f"policy_{self._name}", self.policy), learned]
 
     def _save_learned(self) -> SectionState:
-        returns = {"return_so_far": self._ranks.gather(self._return_so_far).flatten()}
+        returns = {"return_so_far": self._ranks.gather(self.return_so_far).flatten()}
         return returns | self._learned.tensors(), {"return_gamma": self._return_gamma}
 
     def _load_learned(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         running = tensors["return_so_far"].chunk(self._ranks.size)
-        self._return_so_far = running[self._ranks.rank].to(self._device)
+        self.return_so_far = running[self._ranks.rank].to(self._device)
         self._return_gamma = values.get("return_gamma")  # old checkpoints lack it
         self._learned.load(tensors)
 

@@ -16,7 +16,7 @@ from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
-from headrace.training.rejoin import Iteration, agree
+from headrace.training.rejoin import Handover, Iteration, LeavingError, OfOneRank, agree
 from headrace.training.saver import Saver
 
 
@@ -48,6 +48,7 @@ class Loop:
     may_change_envs: bool = False
     league: League | None = None
     iteration: Iteration = field(default_factory=Iteration)
+    handover: Handover = field(default_factory=Handover)
 
     def __post_init__(self) -> None:
         self._seconds = 0.0
@@ -61,6 +62,7 @@ class Loop:
         Raises:
             NonFiniteError: a gradient was NaN or infinite; nothing is saved after that.
             EnvError, WorkerError: from the collector; nothing is saved after that either.
+            LeavingError: the handover is due; nothing is saved, since the others go on.
             RankError: another rank failed, or its parameters differ.
         """
         self._publish()
@@ -88,13 +90,19 @@ class Loop:
             self.collector, self.learner, self.counters, self.meter
         )  # fmt: skip
         self._begin_iteration()
-        if self._collected is None:
+        leaves = self.handover.is_due()
+        if self._collected is None and not leaves:
             self._collected = collector.collect()
             meter.lap("wait")
         collected = self._collected
-        reports = gather_json(self.ranks, self._report(collected))
+        reports = gather_json(self.ranks, self._report(collected) | {"leaves": leaves})
         meter.lap("ranks")
         counters.ledger = self.iteration.count(reports)
+        if leaves:
+            returns = {name: each.return_so_far for name, each in learner.learners.items()}
+            raise LeavingError(OfOneRank(collector.state(), returns))
+        if any(each["leaves"] for each in reports):
+            raise RankLostError("A rank has left, and another process takes its place.")
         if collected is None or not all(each["is_complete"] for each in reports):
             # A rank was told to stop: no rank learns from this batch.
             if collected is not None:

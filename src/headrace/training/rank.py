@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ from headrace.training.evaluator import Evaluate, Evaluator, no_evaluation
 from headrace.training.job import Job, guards_of
 from headrace.training.log import Display, MetricsLog
 from headrace.training.loop import Loop
-from headrace.training.rejoin import Iteration, agree
+from headrace.training.rejoin import Handover, Iteration, OfOneRank, agree
 from headrace.training.reporter import OnUpdate, Reporter, describe_resume, describe_start
 from headrace.training.saver import Saver, write_policies
 
@@ -91,12 +91,18 @@ def run_rank(
     display: Display,
     say: Say,
     on_update: OnUpdate | None = None,
+    handover: Handover | None = None,
 ) -> RunResult:
     """Build the parts of a rank, restore them if there is a checkpoint, and run the loop.
 
     Rank 0 alone writes, shows progress, evaluates, and calls `on_update`. `say` gets messages
     about this rank's workers.
+
+    Raises:
+        LeavingError: the handover was due.
+        HeadraceError: all errors of `Loop.train`, and of parts that cannot be built.
     """
+    handover = handover or Handover()
     run, is_first = job.settings.run, ranks.rank == 0
     meter.keep_laps(keep=run.timeline)
     with stop.installed(), _marked(job, ranks), contextlib.ExitStack() as stack:
@@ -113,7 +119,10 @@ def run_rank(
             agreed, _ = agree(ranks, learner, counters, league, iteration)
             display.say(agreed.describe())
             meter.lap("start")
-            saved_episodes |= _later_episodes(run, learner, iteration.ledger_before.restarts)
+            restarts = iteration.ledger_before.restarts
+            saved_episodes |= _taken_over(handover.left, learner) or _later_episodes(
+                run, learner, restarts
+            )
         else:
             _load_weights(job, learner, sections, counters)
         plan = sampling_plan(job, learner, device, ranks, counters.env_changes, league)
@@ -136,7 +145,7 @@ def run_rank(
         display.start()
         Loop(
             job.run_of_loop, collector, learner, counters, meter, ranks, saver, evaluate, reporter,
-            display.say, _may_change_envs(job, ranks), league, iteration,
+            display.say, _may_change_envs(job, ranks), league, iteration, handover,
         ).train()  # fmt: skip
         worker_meters = _other_meters(job, ranks, meter, collector)
         stopped_by = max(gather_json(ranks, stop.received))  # any rank may have got the signal
@@ -149,6 +158,15 @@ def _marked(job: Job, ranks: Ranks) -> contextlib.AbstractContextManager[None]:
     """Mark the run directory, if this is the process that has locked it."""
     locked_here = ranks.rank == 0 and not job.settings.run.cluster  # on a cluster, by the driver
     return job.marked() if locked_here else contextlib.nullcontext()
+
+
+def _taken_over(left: OfOneRank | None, learner: Learner) -> Mapping[str, Array]:
+    """Take over what the rank's process before has left; return the state of environments."""
+    if left is None:
+        return {}
+    for name, returns in left.returns.items():
+        learner.learners[name].return_so_far.copy_(returns)
+    return left.envs
 
 
 def _later_episodes(run: RunConfig, learner: Learner, restarts: int) -> dict[str, Array]:

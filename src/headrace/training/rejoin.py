@@ -8,8 +8,11 @@ and one that the successor collects. Left out: who joins whom (`distributed/`), 
 (`loop.py`).
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from headrace.collectors.api import Ledger
 from headrace.config.settings import Settings
@@ -17,6 +20,7 @@ from headrace.distributed.ranks import Ranks, gather_json
 from headrace.errors import RankLostError
 from headrace.leagues.league import League
 from headrace.learner.learner import Learner
+from headrace.spec import Array
 from headrace.storage.checkpoint import from_safetensors, to_safetensors
 from headrace.training.counters import Counters
 
@@ -33,6 +37,40 @@ def max_replaced(settings: Settings, device: str) -> int:
     is_gloo = run.backend == "gloo" or (run.backend == "auto" and device == "cpu")
     may_go_on = settings.algorithm.data != "replay" and is_gloo
     return run.max_worker_restarts if may_go_on and run.on_worker_loss == "restart" else 0
+
+
+@dataclass(frozen=True)
+class OfOneRank:
+    """What only one rank has, of its environments; a process that leaves hands it over.
+
+    Attributes:
+        envs: their state, as `Collector.state` returns it.
+        returns: `[envs]` discounted returns of each policy so far, for the normalization.
+    """
+
+    envs: Mapping[str, Array]
+    returns: Mapping[str, Tensor]
+
+
+class LeavingError(Exception):
+    """This process leaves its rank, for another one to take its place."""
+
+    def __init__(self, left: OfOneRank) -> None:
+        super().__init__("this process leaves its rank")
+        self.left = left
+
+
+@dataclass(frozen=True)
+class Handover:
+    """How a rank passes from one process to another.
+
+    Attributes:
+        is_due: asked before each batch: whether this process is to leave.
+        left: by the process whose place this one takes; None: it was lost, or there was none.
+    """
+
+    is_due: Callable[[], bool] = lambda: False
+    left: OfOneRank | None = None
 
 
 @dataclass

@@ -11,20 +11,19 @@ away; then the run is saved before. If the driver dies, its actors end, and the 
 import contextlib
 import os
 import signal
-import socket
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
 
-from headrace.config.run_config import RunConfig, demands
+from headrace.config.run_config import demands
 from headrace.distributed import ray_internals
 from headrace.distributed.channel import pickled
 from headrace.distributed.groups import JOIN_WITHIN_S, announce, has_come, host_store
@@ -32,16 +31,17 @@ from headrace.distributed.local_ranks import Failure, first_cause
 from headrace.distributed.process import StopSignals
 from headrace.distributed.ranks import RankInfo
 from headrace.envs.changes import as_changes
-from headrace.errors import ConfigError, RankError, RankLostError
+from headrace.errors import RankError, RankLostError
 from headrace.meter import Meter
 from headrace.storage import checkpoint
 from headrace.timeouts import RestartRate
 from headrace.training.job import Job
 from headrace.training.log import Display
 from headrace.training.rank import RunResult
-from headrace.training.ray.connect import describe_machines, room_for
+from headrace.training.ray.connect import room_for
 from headrace.training.ray.learner_actor import LearnerActor, Meeting, own_address
-from headrace.training.rejoin import max_replaced
+from headrace.training.ray.placement import Places, num_gpus, wait_for_placement
+from headrace.training.rejoin import OfOneRank, max_replaced
 from headrace.training.reporter import OnUpdate
 
 _ray: Any = ray  # not all of it has types
@@ -49,12 +49,9 @@ _BESIDE = "beside"  # group of calls that run while a learner trains
 _POLL_EVERY_S = 0.5
 _FETCH_WITHIN_S = 1.0
 _REPORT_WITHIN_S = 3.0  # for other learners to report, after the driver saw one die
-_TRY_FOR_S = 5
-_GIVE_UP_AFTER_S = 600.0  # for a cloud to start machines
-_ANSWER_WITHIN_S = 1.0
 _GUEST_AFTER_S = 3.0  # for Ray to place a successor on another machine, if one has room
 
-_Outcome = tuple[dict[str, Any], int] | Failure  # summary and signal, or the failure
+_Outcome = tuple[dict[str, Any], int] | OfOneRank | Failure  # the first: summary and signal
 
 
 def run_on_cluster(
@@ -74,7 +71,7 @@ def run_on_cluster(
     with stop.installed(), job.marked():
         while True:
             with contextlib.ExitStack() as stack:
-                placement = _wait_for_placement(run, stop, display)
+                placement = wait_for_placement(run, stop, display)
                 stack.callback(remove_placement_group, placement)
                 group = _LearnerGroup(placement, job, stop, display, on_update, losses)
                 stack.callback(group.end)
@@ -109,62 +106,20 @@ def _from_newest_checkpoint(job: Job, group: "_LearnerGroup", display: Display) 
     return replace(job, saved=saved, rolled_back=before + again)
 
 
-def _wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> Any:
-    """Return a placement group with its machines; SystemExit if stopped before."""
-    began, is_shown = time.monotonic(), False
-    while not stop():
-        placement = _request_placement(run)
-        for _ in range(_TRY_FOR_S):
-            if _is_placed(placement):
-                return placement
-            if stop():
-                break
-        remove_placement_group(placement)  # Ray may have forgotten it: ask again
-        waited = time.monotonic() - began
-        needs = (
-            f"{run.num_learners} learners need machines that have "
-            f"{_bundle(run) | run.learner_resources} for each; the cluster's have "
-            f"{describe_machines()}"
-        )
-        if waited > _GIVE_UP_AFTER_S:
-            raise ConfigError(f"{needs}.\nWaited {waited:,.0f} s for them.")
-        if not is_shown:
-            display.say(f"Waiting: {needs}.")
-            is_shown = True
-    raise SystemExit(128 + stop.received)
+@dataclass
+class _Move:
+    """The way of a rank from its actor to another one.
 
+    Attributes:
+        loaded: call that ends when the new actor has loaded its code.
+        host: the machine that it is a guest of; "": it is in its own place.
+        is_told: whether the old actor was told to leave.
+    """
 
-def _request_placement(run: RunConfig) -> Any:
-    """Request a placement group for the learners, the first on this machine if it has room."""
-    amounts, labels = demands(run.learner_resources)
-    bundles = [_bundle(run) | amounts for _ in range(run.num_learners)]
-    here = _ray.get_runtime_context().get_node_id()
-    free = ray_internals.free_by_node().get(here, {})
-    node = next((name for name in free if name.startswith("node:") and "__" not in name), None)
-    if node and all(free.get(name, 0.0) >= amount for name, amount in bundles[0].items()):
-        bundles[0] = bundles[0] | {node: 0.001}
-    selector = {"bundle_label_selector": [labels] * len(bundles)} if labels else {}
-    return placement_group(bundles, strategy="PACK", **selector)
-
-
-def _bundle(run: RunConfig) -> dict[str, float]:
-    return {"CPU": float(run.learner_threads)} | ({"GPU": g} if (g := _num_gpus(run)) else {})
-
-
-def _num_gpus(run: RunConfig) -> int:
-    if run.gpus_per_learner >= 0 or run.device == "cpu":
-        return max(0, run.gpus_per_learner)
-    gpus = _ray.cluster_resources().get("GPU", 0.0)
-    return int(run.device == "cuda" or gpus >= run.num_learners)
-
-
-def _is_placed(placement: Any) -> bool:
-    try:
-        return bool(placement.wait(timeout_seconds=1))  # it takes whole seconds
-    except Exception as error:  # Ray's class of it has no public name
-        if "does not exist" not in str(error):
-            raise
-        return False  # Ray forgets one if a machine was just about to have room, or has gone
+    actor: Any
+    loaded: Any
+    host: str
+    is_told: bool = False
 
 
 class _LearnerGroup:
@@ -181,19 +136,16 @@ class _LearnerGroup:
     ) -> None:
         self._stop, self._display, self._on_update = stop, display, on_update
         self._placement, self._losses, run = placement, losses, job.settings.run
-        self._node_of: dict[int, str] = _node_of(placement)
+        self._places = Places(placement)
         taken: dict[str, float] = {}
-        for node in self._node_of.values():
+        for node in self._places.all():
             taken[node] = taken.get(node, 0.0) + run.learner_threads
         room = max(1, room_for(run, taken) // run.num_learners)
         self._job = replace(job, room_for=room)
         self._store = host_store(own_address())
         self._group, self._coming = 0, dict[int, float]()  # successors, and until when
-        self._guests: dict[int, str] = {}  # and the machines that they are on
-        self._moving: dict[int, Any] = {}  # actors to take the places of guests
-        self._suspected: set[str] = set()  # machines whose learners were lost, until all is well
-        self._gone: set[str] = set()  # machines that are lost, whether Ray knows it yet or not
-        device = "cuda" if _num_gpus(run) else "cpu"
+        self._moves: dict[int, _Move] = {}
+        device = "cuda" if num_gpus(run) else "cpu"
         self._replaces = run.num_learners > 1 and max_replaced(job.settings, device) > 0
         self._actors = [self._start(rank) for rank in range(run.num_learners)]
         self.env_steps, self.lost, self._leaving = 0, "", False
@@ -207,7 +159,7 @@ class _LearnerGroup:
         # Two threads: a call that waits for something to show must not hold up a stop.
         actor: Any = _ray.remote(concurrency_groups={_BESIDE: 2})(LearnerActor)
         run = self._job.settings.run
-        gpus = _num_gpus(run)
+        gpus = num_gpus(run)
         amounts, _ = demands(run.learner_resources)
         where: Any = PlacementGroupSchedulingStrategy(
             self._placement, placement_group_bundle_index=rank
@@ -242,13 +194,13 @@ class _LearnerGroup:
         for rank in range(len(self._actors)):
             self._run(rank)
 
-    def _run(self, rank: int) -> None:
-        """Have a rank join the present group, and run."""
+    def _run(self, rank: int, left: OfOneRank | None = None) -> None:
+        """Have a rank join the present group, and run; with what another actor of it has left."""
         info = RankInfo(rank, len(self._actors), 0)
         meeting = Meeting(own_address(), self._store.port, self._group, self._replaces)
         wants_updates = self._on_update is not None
         call = self._actors[rank].run.remote(
-            self._sent, info, meeting, self._started, os.getcwd(), wants_updates
+            self._sent, info, meeting, self._started, os.getcwd(), wants_updates, left
         )
         self._runs[call] = rank
         self._fetch(self._actors[rank])
@@ -263,13 +215,15 @@ class _LearnerGroup:
                 if call in self._runs:
                     rank = self._runs.pop(call)
                     outcome = _outcome(call, rank)
-                    if outcomes or not self._replace(outcome, rank):
+                    if isinstance(outcome, OfOneRank):
+                        self._take_over(rank, outcome)
+                    elif outcomes or not self._replace(outcome, rank):
                         outcomes[rank] = outcome
                 elif self._show(call, actor := self._fetches.pop(call)) and actor in self._actors:
                     self._fetch(actor)
             if (missing := self._missing()) is not None:
                 outcomes[missing.rank] = missing
-            self._move_guests()
+            self._move()
             if any(isinstance(each, Failure) for each in outcomes.values()):
                 # Others may be stuck and not notice.
                 give_up_at = min(give_up_at, time.monotonic() + _REPORT_WITHIN_S)
@@ -299,108 +253,99 @@ class _LearnerGroup:
             if rank == 0:
                 self._display.stop()
             self._display.say(f"{outcome.error}\nA new one is started; the others wait for it.")
-            self._suspected.add(self._machine_of(rank))
-        self._guests.pop(rank, None)
+            self._places.suspect(rank)
+        self._places.guests.pop(rank, None)
+        if (move := self._moves.pop(rank, None)) is not None:
+            _ray.kill(move.actor)
         self._put_in_place(rank, self._start(rank))
         return True
 
-    def _put_in_place(self, rank: int, actor: Any) -> None:
+    def _put_in_place(self, rank: int, actor: Any, left: OfOneRank | None = None) -> None:
         """Have an actor take the place of a rank: all form another group, with it."""
         self._group += 1
         self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
         self._actors[rank] = actor
-        self._run(rank)
+        self._run(rank, left)
         announce(self._store, self._group, "", [rank])
 
     def _missing(self) -> Failure | None:
         """Return why a successor does not come; None: none is missing."""
+        places = self._places
         if not self._coming:
-            self._suspected.clear()
+            places.trust()
             return None
-        self._node_of = _node_of(self._placement)
-        self._find_gone()
-        living, known = self._living(), _living_nodes()
+        places.refresh()
+        self._cut_off(places.find_gone())
         for rank, until in list(self._coming.items()):
             if has_come(self._store, self._group, rank):
                 del self._coming[rank]
             elif time.monotonic() > until:
                 text = f"Learner {rank + 1} was lost, and the one in its place did not come."
                 return Failure(float("inf"), rank, RankError(text))
-            elif rank not in self._guests and (node := self._node_of.get(rank)) not in living:
-                # Once Ray knows of the loss, it looks for another machine.
+            elif rank not in places.guests and places.is_home_lost(rank):
                 waited = time.monotonic() - (until - JOIN_WITHIN_S)
-                if node in known or waited > _GUEST_AFTER_S:
-                    self._host(rank, living)
+                if waited > _GUEST_AFTER_S or not places.does_ray_know(rank):
+                    self._host(rank)
         return None
 
-    def _find_gone(self) -> None:
-        """Find which of the suspected machines are lost.
+    def _host(self, rank: int) -> None:
+        """Start a rank's successor as a guest, in place of the actor for which there is no room.
 
-        Ray takes up to 20 s to know. Learners end their connections to them, which may not end by
-        themselves.
+        It uses what cores of the machine are free of work. If the machines of all other learners
+        are lost, it is not started.
         """
-        nodes = [node for node in _ray.nodes() if node["NodeID"] in self._suspected]
-        gone = [node for node in nodes if not (node["Alive"] and _answers(node))]
-        self._gone |= {node["NodeID"] for node in gone}
-        self._suspected -= self._gone
-        self._cut_off([node["NodeManagerAddress"] for node in gone])
-
-    def _living(self) -> set[str]:
-        """Return the machines that are not lost, as far as anybody knows."""
-        return _living_nodes() - self._gone
-
-    def _host(self, rank: int, living: set[str]) -> None:
-        """Start a rank's successor on the machine of another learner, in place of one that waits.
-
-        There it uses what cores are free of work. Of those machines the one with the fewest
-        learners is taken; if all are lost, the successor is not started.
-        """
-        others = [self._machine_of(each) for each in range(len(self._actors)) if each != rank]
-        hosts = [node for node in others if node in living]
-        if not hosts:
+        if (found := self._places.host(rank, len(self._actors))) is None:
             return
-        host = min(hosts, key=hosts.count)
-        self._drop(rank)
-        self._guests[rank] = host
-        self._actors[rank] = self._start(rank, host)
+        _ray.kill(self._actors[rank])
+        self._runs = {call: each for call, each in self._runs.items() if each != rank}
+        self._places.guests[rank], neighbour = found
+        self._actors[rank] = self._start(rank, found[0])
         self._run(rank)
         self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
         self._display.say(
             f"No other machine has room for learner {rank + 1}. Until one has, it shares the "
-            f"machine of learner {others.index(host) + (others.index(host) >= rank) + 1}."
+            f"machine of learner {neighbour + 1}."
         )
 
-    def _move_guests(self) -> None:
-        """Move guests to machines that have room for them by now.
+    def _move(self) -> None:
+        """Move learners off machines that are leaving, and guests to machines with room for them.
 
-        The others go on until the new actor has loaded all its code.
+        The others go on until the new actor has loaded its code. Then the old one leaves.
         """
-        if self._coming or self._leaving or self._stop.received:
+        places = self._places
+        if self._coming or self._told_to_stop or not (places.guests or places.leaving):
             return
-        for rank in list(self._guests):
-            if rank not in self._moving:
-                if _node_of(self._placement).get(rank) in self._living():
-                    actor = self._start(rank)
-                    self._moving[rank] = actor, actor.fetch.remote(0.0)
-            elif _ray.wait([self._moving[rank][1]], timeout=0)[0]:
-                actor, call = self._moving.pop(rank)
-                if not self._show(call, actor):  # it is lost
+        places.refresh()
+        for rank in range(len(self._actors)):
+            if (move := self._moves.get(rank)) is not None:
+                if not move.is_told and _ray.wait([move.loaded], timeout=0)[0]:
+                    if self._show(move.loaded, move.actor):
+                        move.is_told = True
+                        self._actors[rank].leave.options(concurrency_group=_BESIDE).remote()
+                    else:  # it was lost meanwhile
+                        del self._moves[rank]
+                continue
+            host = ""
+            if not places.can_go_home(rank):
+                found = places.host(rank, len(self._actors))
+                if places.of(rank) not in places.leaving or found is None:
                     continue
-                self._display.say(f"A machine has room for learner {rank + 1}: it moves there.")
-                if rank == 0:
-                    self._display.stop()
-                self._drop(rank)
-                del self._guests[rank]
-                self._put_in_place(rank, actor)
-                return  # the next one when this one has come
+                host = found[0]
+            actor = self._start(rank, host)
+            self._moves[rank] = _Move(actor, actor.fetch.remote(0.0), host)
 
-    def _machine_of(self, rank: int) -> str:
-        return self._guests.get(rank) or self._node_of.get(rank, "")
-
-    def _drop(self, rank: int) -> None:
-        """End a rank's actor, whose outcome nobody waits for any more."""
+    def _take_over(self, rank: int, left: OfOneRank) -> None:
+        """Have the new actor of a rank go on with the environments of the one that left."""
+        move, text = self._moves.pop(rank), f"A machine has room for learner {rank + 1}"
+        if rank == 0:
+            self._display.stop()
         _ray.kill(self._actors[rank])
-        self._runs = {call: each for call, each in self._runs.items() if each != rank}
+        self._places.guests.pop(rank, None)
+        if move.host:
+            self._places.guests[rank] = move.host
+            text = f"The machine of learner {rank + 1} is about to be taken away"
+        self._display.say(f"{text}: it has moved.")
+        self._put_in_place(rank, move.actor, left)
 
     def _cut_off(self, addresses: list[str]) -> None:
         """Have learners end their connections to lost machines, which cannot end them any more."""
@@ -440,8 +385,11 @@ class _LearnerGroup:
             self._pass_on(self._stop.received)
         elif not self._told_to_stop and time.monotonic() - self._polled_at > _POLL_EVERY_S:
             self._polled_at = time.monotonic()
-            draining = set(ray_internals.draining_nodes())
-            self._leaving = bool(draining & set(self._node_of.values()))
+            self._places.find_leaving()
+            places, size = self._places, len(self._actors)
+            moves = [rank for rank in range(size) if places.of(rank) in places.leaving]
+            can_move = self._replaces and all(places.host(rank, size) for rank in moves)
+            self._leaving = bool(moves) and not can_move
             if self._leaving:
                 self._pass_on(signal.SIGTERM)
 
@@ -454,27 +402,8 @@ class _LearnerGroup:
 
     def end(self) -> None:
         """End the learners, whatever they do; Ray ends their workers, which they own."""
-        for actor in [*self._actors, *(actor for actor, _ in self._moving.values())]:
+        for actor in [*self._actors, *(move.actor for move in self._moves.values())]:
             _ray.kill(actor)
-
-
-def _node_of(placement: Any) -> dict[int, str]:
-    """Return the machine of each rank, as far as Ray has one for it."""
-    return dict(placement_group_table(placement)["bundles_to_node_id"])
-
-
-def _living_nodes() -> set[str]:
-    return {node["NodeID"] for node in _ray.nodes() if node["Alive"]}
-
-
-def _answers(node: dict[str, Any]) -> bool:
-    """Return whether Ray's process on a machine takes connections."""
-    address = node["NodeManagerAddress"], node["NodeManagerPort"]
-    try:
-        socket.create_connection(address, _ANSWER_WITHIN_S).close()
-    except OSError:
-        return False
-    return True
 
 
 def _outcome(call: Any, rank: int) -> _Outcome:

@@ -26,6 +26,7 @@ from headrace.meter import Meter
 from headrace.training.job import Job
 from headrace.training.log import Display
 from headrace.training.rank import run_rank
+from headrace.training.rejoin import Handover, LeavingError, OfOneRank
 
 _SHOW_EVERY_S = 0.25
 _Call = tuple[Any, ...]  # name of a display's method, arguments
@@ -105,6 +106,7 @@ class LearnerActor:
         if not has_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # otherwise Ray lets it see all of them
         self._stop, self._display = StopSignals(patient=True), QueuedDisplay()
+        self._leaves = False
 
     def run(
         self,
@@ -114,8 +116,17 @@ class LearnerActor:
         started: float,
         working_dir: str,
         wants_updates: bool,
-    ) -> tuple[dict[str, Any], int] | Failure:
-        """Run this rank; return the summary and the signal that stopped it, or the failure."""
+        left: OfOneRank | None,
+    ) -> tuple[dict[str, Any], int] | OfOneRank | Failure:
+        """Run this rank.
+
+        Args:
+            left: by the actor whose place this one takes; None: it was lost, or there was none.
+
+        Returns:
+            The summary and the signal that stopped it; or what it has left, after `leave`; or the
+            failure.
+        """
         is_first = info.rank == 0
         on_update = self._display.on_update if wants_updates and is_first else None
         display = self._display if is_first else Display()
@@ -128,9 +139,12 @@ class LearnerActor:
             job: Job = cloudpickle.loads(pickled_job)
             meter = Meter(time.perf_counter() - max(0.0, time.time() - started))
             _check_run_dir(job.run_dir, info)
+            handover = Handover(lambda: self._leaves, left)
             with contextlib.closing(_joined(job.settings.run, info, meeting)) as ranks:
-                result = run_rank(job, ranks, self._stop, meter, display, say, on_update)
+                result = run_rank(job, ranks, self._stop, meter, display, say, on_update, handover)
             return result.summary, result.stopped_by
+        except LeavingError as leaving:
+            return leaving.left
         except HeadraceError as error:
             named = error if info.size == 1 else error.of_rank(info.rank, info.size)
             return Failure(time.time(), info.rank, named)
@@ -150,6 +164,10 @@ class LearnerActor:
     def stop(self, number: int) -> None:
         """Stop after this step, and save, as at a signal."""
         self._stop.received = number
+
+    def leave(self) -> None:
+        """Leave the rank before the next batch."""
+        self._leaves = True
 
     def cut_off(self, addresses: list[str]) -> None:
         """End all connections to machines that are lost: what waits for them fails at once."""
