@@ -229,6 +229,20 @@ def whole(policy, fragment, orders, num_minibatches, ranks=SINGLE_RANK):
 
 
 @CORES
+def test_advantages_of_runs_are_normalized_over_the_batch(core):
+    """A minibatch of one environment keeps what sets it apart from the others."""
+    policy, fragment = acted(Network(core=core, core_size=8), ends_at("random"))
+    rows = advantages(policy, fragment, 0.99, 0.95)
+    advantage, valid = rows["advantage"].clone(), rows["valid"]
+    order = torch.arange(N).repeat(3, 1)  # epochs
+    picked = whole(policy, fragment, order, N)
+    wanted = (advantage - advantage[valid].mean()) / advantage[valid].std(correction=0)
+    for m in range(3 * N):
+        of_env = wanted.view(-1, N)[:, m % N]
+        torch.testing.assert_close(picked[m]["advantage"], of_env, rtol=1e-4, atol=1e-5)
+
+
+@CORES
 def test_one_minibatch_without_clip_is_the_actor_critic_gradient(core):
     """Rung 7 with a core: PPO's page and A2C's, and the loss written out over single envs."""
     network = Network(core=core)

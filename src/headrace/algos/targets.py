@@ -197,8 +197,10 @@ def minibatches(
     Args:
         cuts: None: one minibatch of all rows. A minibatch without rows on this rank has a run of
             weight 0, since every rank must join each step.
-        normalize_advantage: to mean 0 and deviation 1; a deviation below a twentieth of that of the
-            value targets counts as that. Once a task is solved, what is left is noise.
+        normalize_advantage: to mean 0 and deviation 1 of each minibatch; of the batch, where
+            minibatches are runs of few environments, and a mean of their own would be of what sets
+            them apart. A deviation below a twentieth of that of the value targets counts as that:
+            once a task is solved, what is left is noise.
 
     Returns:
         The rows without `valid`, and with `weight`: the weights of all ranks add up to the number
@@ -225,6 +227,9 @@ def minibatches(
     narrow["weight"] = valid * ranks.size / count.clamp(min=1)
     if normalize_advantage:
         spread = merged(of_all[:, [0, 3, 4]])[2].unsqueeze(-1).sqrt()
+        if "state" in rows:
+            _, mean, variance = _pooled(of_all[:, :3])
+            spread = _pooled(of_all[:, [0, 3, 4]])[2].sqrt()
         deviation = torch.maximum(variance.sqrt(), _LEAST_SPREAD * spread)
         narrow["advantage"] = (advantage - mean) / (deviation + 1e-8)
     wide = {name: part for name, part in rows.items() if name not in columns}
@@ -251,6 +256,16 @@ def _moments(column: Tensor, share: Tensor) -> list[Tensor]:
     """Return mean and variance of each minibatch `[M, R]`; shares of its rows add up to 1."""
     mean = (column * share).sum(-1)
     return [mean, ((column - mean.unsqueeze(-1)).square() * share).sum(-1)]
+
+
+def _pooled(moments: Tensor) -> Tensor:
+    """Merge count, mean and variance of all ranks' minibatches, `[ranks, 3, M]`, to `[3]`."""
+    count, mean, variance = moments.transpose(0, 1).flatten(1)
+    total = count.sum().clamp(min=1)
+    of_all = (mean * count).sum() / total
+    return torch.stack(
+        [total, of_all, ((variance + (mean - of_all).square()) * count).sum() / total]
+    )
 
 
 # Of the value targets' deviation: below it, a solved task was unlearned by its noise.
