@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -134,6 +135,16 @@ def test_the_page_s_program_of_torch_acts_where_headrace_is_not(run, tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) == run.policy(gym.make("CartPole-v1").reset(seed=0)[0])
+
+
+@pytest.mark.parametrize(("suffix", "number"), [("onnx", 0), ("pt2", "action")])
+def test_the_call_that_is_printed_calls_the_file(run, tmp_path, suffix, number):
+    exported = headrace.export_policy(run.dir, tmp_path / f"policy.{suffix}")
+    (call,) = re.findall("^To call it: (.*)$", exported.describe(), re.MULTILINE)
+    obs = np.ones((3, 4), np.float32)
+    code = call.replace("...", "obs" if suffix == "onnx" else "torch.from_numpy(obs)")
+    outputs = eval(code, {"onnxruntime": onnxruntime, "torch": torch, "obs": obs})
+    assert np.asarray(outputs[number]).tolist() == run.policy(obs).tolist()
 
 
 def test_the_best_policy_is_exported_beside_the_newest(run):

@@ -37,6 +37,12 @@ _NUM_RANDOM = 1024
 _SEED = 0
 
 
+_CALLS: dict[Format, str] = {
+    "onnx": 'onnxruntime.InferenceSession("{}").run(None, {})',
+    "torch-export": 'torch.export.load("{}").module()({})',
+}
+
+
 @dataclass(frozen=True)
 class Exported:
     """A policy in a file, which was checked.
@@ -83,6 +89,8 @@ class Exported:
                 lines.append(
                     f"  {array['name']:<12} {array['dtype']} [{shape}]: {array['meaning']}"
                 )
+        names = ", ".join(f'"{each["name"]}": ...' for each in json.loads(self.metadata["inputs"]))
+        lines.append(f"To call it: {_CALLS[self.format].format(self.path, '{' + names + '}')}")
         lines.append(f"Compared with the policy, by {self.checked_by}:")
         lines += [f"  {check.describe()}" for check in self.checks]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
