@@ -223,15 +223,9 @@ def minibatches(
     seen = [advantage, narrow["target"]] if normalize_advantage else [advantage]
     moments = [moment for column in seen for moment in _moments(column, share)]
     of_all = ranks.gather(torch.stack([count, *moments]))
-    count, mean, variance = merged(of_all[:, :3]).unsqueeze(-1)
-    narrow["weight"] = valid * ranks.size / count.clamp(min=1)
+    narrow["weight"] = valid * ranks.size / of_all[:, 0].sum(0).clamp(min=1).unsqueeze(-1)
     if normalize_advantage:
-        spread = merged(of_all[:, [0, 3, 4]])[2].unsqueeze(-1).sqrt()
-        if "state" in rows:
-            _, mean, variance = _pooled(of_all[:, :3])
-            spread = _pooled(of_all[:, [0, 3, 4]])[2].sqrt()
-        deviation = torch.maximum(variance.sqrt(), _LEAST_SPREAD * spread)
-        narrow["advantage"] = (advantage - mean) / (deviation + 1e-8)
+        narrow["advantage"] = _normalized(advantage, of_all, over_batch="state" in rows)
     wide = {name: part for name, part in rows.items() if name not in columns}
     columns_of = {name: list(part) for name, part in narrow.items()}
     index = None if cuts is None else list(cuts.index)
@@ -256,6 +250,20 @@ def _moments(column: Tensor, share: Tensor) -> list[Tensor]:
     """Return mean and variance of each minibatch `[M, R]`; shares of its rows add up to 1."""
     mean = (column * share).sum(-1)
     return [mean, ((column - mean.unsqueeze(-1)).square() * share).sum(-1)]
+
+
+def _normalized(advantage: Tensor, moments: Tensor, *, over_batch: bool) -> Tensor:
+    """Normalize advantages `[M, R]`, each minibatch by itself or all alike.
+
+    Args:
+        moments: `[ranks, 5, M]` counts, means and variances of them, and of value targets.
+    """
+    merge = _pooled if over_batch else merged
+    _, mean, variance = merge(moments[:, :3]).unsqueeze(-1)
+    spread = merge(moments[:, [0, 3, 4]])[2].unsqueeze(-1).sqrt()
+    deviation = torch.maximum(variance.sqrt(), _LEAST_SPREAD * spread)
+    normalized: Tensor = (advantage - mean) / (deviation + 1e-8)
+    return normalized
 
 
 def _pooled(moments: Tensor) -> Tensor:

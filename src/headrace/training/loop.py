@@ -16,7 +16,7 @@ from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
 from headrace.training.counters import Counters
-from headrace.training.rejoin import Handover, Iteration, LeavingError, OfOneRank, agree
+from headrace.training.rejoin import STAYS, Handover, Iteration, LeavingError, OfOneRank, agree
 from headrace.training.saver import Saver
 
 
@@ -48,7 +48,7 @@ class Loop:
     may_change_envs: bool = False
     league: League | None = None
     iteration: Iteration = field(default_factory=Iteration)
-    handover: Handover = field(default_factory=Handover)
+    handover: Handover = STAYS
 
     def __post_init__(self) -> None:
         self._seconds = 0.0

@@ -63,7 +63,7 @@ from headrace.training.evaluator import Evaluate, Evaluator, no_evaluation
 from headrace.training.job import Job, guards_of
 from headrace.training.log import Display, MetricsLog
 from headrace.training.loop import Loop
-from headrace.training.rejoin import Handover, Iteration, OfOneRank, agree
+from headrace.training.rejoin import STAYS, Handover, Iteration, OfOneRank, agree
 from headrace.training.reporter import OnUpdate, Reporter, describe_resume, describe_start
 from headrace.training.saver import Saver, write_policies
 
@@ -91,18 +91,13 @@ def run_rank(
     display: Display,
     say: Say,
     on_update: OnUpdate | None = None,
-    handover: Handover | None = None,
+    handover: Handover = STAYS,
 ) -> RunResult:
     """Build the parts of a rank, restore them if there is a checkpoint, and run the loop.
 
     Rank 0 alone writes, shows progress, evaluates, and calls `on_update`. `say` gets messages
-    about this rank's workers.
-
-    Raises:
-        LeavingError: the handover was due.
-        HeadraceError: all errors of `Loop.train`, and of parts that cannot be built.
+    about this rank's workers. LeavingError: the handover was due.
     """
-    handover = handover or Handover()
     run, is_first = job.settings.run, ranks.rank == 0
     meter.keep_laps(keep=run.timeline)
     with stop.installed(), _marked(job, ranks), contextlib.ExitStack() as stack:
@@ -116,13 +111,9 @@ def run_rank(
         sections = [*learner.sections(), counters.section(), episodes]
         sections += [league.section()] if league else []
         if ranks.is_successor:
-            agreed, _ = agree(ranks, learner, counters, league, iteration)
-            display.say(agreed.describe())
+            display.say(agree(ranks, learner, counters, league, iteration)[0].describe())
             meter.lap("start")
-            restarts = iteration.ledger_before.restarts
-            saved_episodes |= _taken_over(handover.left, learner) or _later_episodes(
-                run, learner, restarts
-            )
+            saved_episodes |= _taken_over(handover.left, learner, run, iteration)
         else:
             _load_weights(job, learner, sections, counters)
         plan = sampling_plan(job, learner, device, ranks, counters.env_changes, league)
@@ -160,19 +151,16 @@ def _marked(job: Job, ranks: Ranks) -> contextlib.AbstractContextManager[None]:
     return job.marked() if locked_here else contextlib.nullcontext()
 
 
-def _taken_over(left: OfOneRank | None, learner: Learner) -> Mapping[str, Array]:
-    """Take over what the rank's process before has left; return the state of environments."""
-    if left is None:
-        return {}
+def _taken_over(
+    left: OfOneRank | None, learner: Learner, run: RunConfig, iteration: Iteration
+) -> Mapping[str, Array]:
+    """Return the state from which the environments of a lost rank, or of one that left, go on."""
+    if left is None:  # with episodes that no lost rank has begun
+        fragments = learner.version + (run.lag + 2) * (1 + iteration.ledger_before.restarts)
+        return {"steps": np.array(fragments * run.num_steps)}
     for name, returns in left.returns.items():
         learner.learners[name].return_so_far.copy_(returns)
     return left.envs
-
-
-def _later_episodes(run: RunConfig, learner: Learner, restarts: int) -> dict[str, Array]:
-    """Return the saved state from which environments begin episodes that no lost rank has begun."""
-    fragments = learner.version + (run.lag + 2) * (1 + restarts)
-    return {"steps": np.array(fragments * run.num_steps)}
 
 
 def _may_change_envs(job: Job, ranks: Ranks) -> bool:

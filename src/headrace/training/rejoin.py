@@ -73,6 +73,9 @@ class Handover:
     left: OfOneRank | None = None
 
 
+STAYS = Handover()
+
+
 @dataclass
 class Iteration:
     """The iteration under way, as a rank has counted it: after a loss it is counted again.
