@@ -3,9 +3,10 @@
 This process, the driver, starts learners (actors in one placement group), shows the progress of
 rank 0 and passes signals on; neither batches nor weights come here. A learner that is lost, alone
 or with its machine, is replaced, if the others can go on (`training/rejoin.py`): on its machine, or
-on another one that has room. While none has, it is a *guest* of another learner's machine. If that
-cannot be, all start again from the newest checkpoint, and also if a machine is about to be taken
-away; then the run is saved before. If the driver dies, its actors end, and the run can be resumed.
+on another one that has room. While none has, it is a *guest* of another learner's machine. From a
+machine that is about to be taken away a learner moves in the same way, and hands over what it has.
+If that cannot be, all start again from the newest checkpoint. If the driver dies, its actors end,
+and the run can be resumed.
 """
 
 import contextlib
