@@ -40,9 +40,9 @@ def sizes(spec=CONTINUOUS, **given):
         ({"num_minibatches": 4}, (8, 256, 512)),
         ({"minibatch_size": 100}, (8, 256, 128)),
         ({"minibatch_size": 512, "num_envs": 4}, (4, 512, 512)),
-        ({"core": "lstm"}, (32, 64, 128)),
-        ({"core": "lstm", "num_envs": 8}, (8, 256, 256)),
-        ({"core": "lstm", "algo": "appo"}, (32, 64, 128)),
+        ({"core": "lstm"}, (8, 256, 256)),
+        ({"core": "lstm", "num_envs": 32}, (32, 64, 64)),
+        ({"core": "lstm", "algo": "appo"}, (8, 256, 256)),
     ],
 )
 def test_rows_stay_when_only_the_number_of_environments_is_given(given, expected):
