@@ -27,6 +27,17 @@ class OfEnvs(nn.Module, ABC):
         """Prepare to go on from a checkpoint that has no rows."""
 
     @abstractmethod
+    def alike(self) -> dict[str, Tensor]:
+        """Return what is the same on all ranks, and in no checkpoint."""
+
+    @abstractmethod
+    def begin_after_loss(self, env_steps: int) -> None:
+        """Begin without rows, in the place of a rank that was lost after these env steps.
+
+        Called once what is the same on all ranks was taken over.
+        """
+
+    @abstractmethod
     def env_axis(self, name: str) -> int | None:
         """Return the axis of a buffer that has the environments; None if all ranks are equal."""
 

@@ -33,13 +33,13 @@ class LearnedState:
     @property
     def rows(self) -> OfEnvs | None:
         """The module whose rows checkpoints hold, if there is one."""
-        of_envs = [m for m in self._modules.values() if isinstance(m, OfEnvs)]
+        of_envs = list(self._of_envs().values())
         assert len(of_envs) <= 1, "the rows of one module are saved"
         return of_envs[0] if of_envs and not of_envs[0].unsaved else None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all of it, of all ranks together. Called on all of them at once."""
-        state = self.alike()
+        state = self._alike_and_saved()
         for key, tensor in self._beside_policy().items():
             if (axis := self._env_axis(key)) is not None:
                 state[key] = torch.cat(tuple(self._ranks.gather(tensor)), axis)
@@ -47,6 +47,21 @@ class LearnedState:
 
     def alike(self) -> dict[str, Tensor]:
         """Return what is the same on all ranks."""
+        return self._alike_and_saved() | {
+            f"modules.{name}.{key}": tensor
+            for name, module in self._of_envs().items()
+            for key, tensor in module.alike().items()
+        }
+
+    def begin_after_loss(self, env_steps: int) -> None:
+        """Begin without rows, in the place of a rank that was lost after these env steps."""
+        for module in self._of_envs().values():
+            module.begin_after_loss(env_steps)
+
+    def _of_envs(self) -> dict[str, OfEnvs]:
+        return {name: m for name, m in self._modules.items() if isinstance(m, OfEnvs)}
+
+    def _alike_and_saved(self) -> dict[str, Tensor]:
         state = {
             _prefix(loss) + key: tensor
             for loss, optimizer in self._optimizers.items()
@@ -79,9 +94,9 @@ class LearnedState:
                     "checkpoint.\nResume with the code and settings that the run was trained with."
                 )
             tensor.copy_(found)
-        for module in self._modules.values():
-            if isinstance(module, OfEnvs) and module.unsaved:
-                module.begin_again()
+        for of_envs in self._of_envs().values():
+            if of_envs.unsaved:
+                of_envs.begin_again()
 
     def _of_rewards(self) -> dict[str, Tensor]:
         normalizer = getattr(self._modules.get("policy"), "normalize_reward", None)

@@ -92,14 +92,13 @@ class PolicyLearner:
             module.to(device=device, dtype=None if isinstance(module, OfEnvs) else dtype)
         losses = settings.algorithm.losses(self.modules, settings.algo)
         self.optimizers = {loss: self._optimizer(loss, spec) for loss, spec in losses.items()}
-        self._learned = LearnedState(self.modules, self.optimizers, ranks)
+        self.learned = LearnedState(self.modules, self.optimizers, ranks)
         self._graphs: dict[str, Recorded] = {}
         self._steps = {loss: self._step_of(loss, spec) for loss, spec in losses.items()}
         self._counted = next(iter(losses))
         self.version = self.learner_steps = 0
         # Of the update under way, which may have to be made again after the loss of another rank
-        self._steps_made = self._steps_to_skip = 0
-        self._has_normalized = False
+        self._steps_made, self._steps_to_skip, self._has_normalized = 0, 0, False
         self.return_so_far = torch.zeros(rows, device=device)
         self._return_gamma: float | None = None  # that it was discounted by
 
@@ -207,7 +206,8 @@ class PolicyLearner:
             self._update_normalizers(batch, config.gamma)
         for optimizer in self.optimizers.values():
             optimizer.start_update()
-        self._steps_to_skip = self._steps_made
+        # Which steps of a replay are due follows from those that were made.
+        self._steps_to_skip = 0 if self._settings.algorithm.data == "replay" else self._steps_made
         with self._ranks.meeting(), without_denormals():
             metrics = dict(self._settings.algorithm.update(batch, context))
         if run.lag:
@@ -293,13 +293,13 @@ class PolicyLearner:
     def shared_state(self) -> SectionState:
         """Return what is the same on all ranks, also within an update."""
         state = {f"policy.{key}": tensor for key, tensor in self.policy.state_dict().items()}
-        state |= {f"learned.{key}": tensor for key, tensor in self._learned.alike().items()}
+        state |= {f"learned.{key}": tensor for key, tensor in self.learned.alike().items()}
         return state, {name: getattr(self, name) for name in _SHARED}
 
     def load_shared_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take over the state of another rank."""
         self.policy.load_state_dict(select(tensors, "policy."))
-        self._learned.load_alike(select(tensors, "learned."))
+        self.learned.load_alike(select(tensors, "learned."))
         for name in _SHARED:
             setattr(self, name, values[name])
 
@@ -310,19 +310,19 @@ class PolicyLearner:
             self._save_learned,
             self._load_learned,
             is_collective=True,
-            rows=self._learned.rows,
+            rows=self.learned.rows,
         )
         return [module_section(f"policy_{self._name}", self.policy), learned]
 
     def _save_learned(self) -> SectionState:
         returns = {"return_so_far": self._ranks.gather(self.return_so_far).flatten()}
-        return returns | self._learned.tensors(), {"return_gamma": self._return_gamma}
+        return returns | self.learned.tensors(), {"return_gamma": self._return_gamma}
 
     def _load_learned(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         running = tensors["return_so_far"].chunk(self._ranks.size)
         self.return_so_far = running[self._ranks.rank].to(self._device)
         self._return_gamma = values.get("return_gamma")  # old checkpoints lack it
-        self._learned.load(tensors)
+        self.learned.load(tensors)
 
 
 class Learner:

@@ -69,6 +69,7 @@ class ReplayBuffer(OfEnvs):
         obs_bytes: bytes of an observation, with all its frames.
         goal_reward: of the environment; needed with `hindsight`.
         is_refilling: whether the newest batch is only stored, since a resumed run lost its rows.
+        newest_version: of the weights, when the newest batch was stored; -1: none was.
         env_steps_of_refills: env steps of the run that were only stored.
 
     Raises:
@@ -140,12 +141,23 @@ class ReplayBuffer(OfEnvs):
         # Env steps of the whole run that were only stored, of all ranks
         self.register_buffer("refilled", torch.zeros((), dtype=torch.int64))
         self.env_steps_of_refills = 0  # the same, without waiting for a device
-        self._refill, self._left_to_refill = refill, 0
-        self.is_refilling = False
+        self._refill, self._left_to_refill = refill, torch.zeros((), dtype=torch.int64)
+        self.is_refilling, self.newest_version = False, -1
 
     def begin_again(self) -> None:
         self.env_steps_of_refills = int(self.refilled)
-        self._left_to_refill = self._refill
+        self._left_to_refill.fill_(self._refill)
+
+    def alike(self) -> dict[str, Tensor]:
+        return {"left_to_refill": self._left_to_refill}
+
+    def begin_after_loss(self, env_steps: int) -> None:
+        self.env_steps_of_refills = int(self.refilled)
+        # Above the numbers of the lost rank's rows, which are in files. A step makes at most a row
+        # of its own and one for a last observation, both with their older frames.
+        self.end.fill_(env_steps * 2 * (1 + self.older))
+        self._saved_end = self._new_end = self.end.clone()
+        self.truncated.fill_(True)  # no episode goes on
 
     def count_env_steps(self, env_steps: int, new_env_steps: int) -> None:
         """Count the env steps of a new batch, of all ranks. It sets `is_refilling`.
@@ -154,8 +166,8 @@ class ReplayBuffer(OfEnvs):
             env_steps: of the run before these.
         """
         had = env_steps - self.env_steps_of_refills  # the same as long as it refills
-        self._left_to_refill = min(self._left_to_refill, had)
-        self.is_refilling = self._left_to_refill > 0
+        self._left_to_refill.clamp_(max=had)
+        self.is_refilling = int(self._left_to_refill) > 0
         if self.is_refilling:
             self._left_to_refill -= new_env_steps
             self.env_steps_of_refills += new_env_steps

@@ -210,7 +210,8 @@ def build_learner(
                 hindsight=algo.hindsight > 0,
                 taken=taken,
                 num_ranks=ranks.size,
-                num_local=ranks.gather_bytes(host).count(host),
+                # The buffers of others are there already, and they do something else meanwhile.
+                num_local=1 if ranks.is_successor else ranks.gather_bytes(host).count(host),
             )
     learner = Learner(
         job.settings, job.shares, job.spec, job.model, device, meter, ranks, job.saved,

@@ -28,15 +28,19 @@ from headrace.training.counters import Counters
 def max_replaced(settings: Settings, device: str) -> int:
     """Return how many lost learners are replaced in 10 minutes, while the others go on.
 
-    A replay's rows are lost with their learner, and NCCL ends the process that has lost another.
+    NCCL ends the process that has lost another.
 
     Args:
         device: of the learners, `cpu` or `cuda`.
     """
     run = settings.run
     is_gloo = run.backend == "gloo" or (run.backend == "auto" and device == "cpu")
-    may_go_on = settings.algorithm.data != "replay" and is_gloo
-    return run.max_worker_restarts if may_go_on and run.on_worker_loss == "restart" else 0
+    return run.max_worker_restarts if is_gloo and run.on_worker_loss == "restart" else 0
+
+
+def may_move(settings: Settings) -> bool:
+    """Return whether a rank can hand over what it has; rows of a replay would be left behind."""
+    return settings.algorithm.data != "replay"
 
 
 @dataclass(frozen=True)
@@ -250,7 +254,10 @@ def _agree(
             league.section().load({}, data["league"])
     own = counters.evaluated_at, counters.best_return
     counters.read(data["counters"])
-    if not is_new:  # rank 0, which evaluates, knows better than the leader
+    if is_new:
+        for each in learner.learners.values():
+            each.learned.begin_after_loss(counters.env_steps)
+    else:  # rank 0, which evaluates, knows better than the leader
         counters.evaluated_at, counters.best_return = own
     iteration.read(data, counters)
     return Agreement(version > was_at, data["lost"])

@@ -51,7 +51,10 @@ class Saver:
             saved_version = -1 if job.saved is None else learner.version
         self.saved_version = saved_version
         folder = job.run_dir / "checkpoints"
-        saved_rows = {} if job.saved is None else job.saved.manifest.get("rows", {})
+        saved = job.saved
+        if ranks.is_successor and ranks.rank == 0 and any(folder.glob("step_*")):
+            saved = checkpoint.newest(job.run_dir)
+        saved_rows = {} if saved is None else saved.manifest.get("rows", {})
         self._row_logs = {
             section.name: RowLog(
                 folder, section.name, section.rows, saved_rows.get(section.name, [])

@@ -42,7 +42,7 @@ from headrace.training.rank import RunResult
 from headrace.training.ray.connect import room_for
 from headrace.training.ray.learner_actor import LearnerActor, Meeting, own_address
 from headrace.training.ray.placement import Places, num_gpus, wait_for_placement
-from headrace.training.rejoin import OfOneRank, max_replaced
+from headrace.training.rejoin import OfOneRank, max_replaced, may_move
 from headrace.training.reporter import OnUpdate
 
 _ray: Any = ray  # not all of it has types
@@ -316,6 +316,8 @@ class _LearnerGroup:
         places = self._places
         if self._coming or self._told_to_stop or not (places.guests or places.leaving):
             return
+        if not may_move(self._job.settings):
+            return
         places.refresh()
         for rank in range(len(self._actors)):
             if (move := self._moves.get(rank)) is not None:
@@ -389,7 +391,8 @@ class _LearnerGroup:
             self._places.find_leaving()
             places, size = self._places, len(self._actors)
             moves = [rank for rank in range(size) if places.of(rank) in places.leaving]
-            can_move = self._replaces and all(places.host(rank, size) for rank in moves)
+            can_move = self._replaces and may_move(self._job.settings)
+            can_move &= all(places.host(rank, size) is not None for rank in moves)
             self._leaving = bool(moves) and not can_move
             if self._leaving:
                 self._pass_on(signal.SIGTERM)
