@@ -75,6 +75,30 @@ def test_learner_with_a_replay_is_replaced(tmp_path, algo, where, learners, back
     assert children() == before
 
 
+def test_learner_that_is_lost_while_a_resumed_run_refills_its_replay(tmp_path):
+    """All ranks, the new one too, must know how many env steps are only stored."""
+    before = children()
+
+    def kill(update, metrics):
+        if update == 6:  # of 5, 6 and 7 nothing is learned, as they replace lost rows
+            os.kill(max(children() - before), signal.SIGKILL)
+
+    summaries = []
+    for name, on_update in (("whole", None), ("killed", kill)):
+        headrace.train(
+            "CartPole-v1", algo=headrace.DQN(save_replay=False, **REPLAY), num_learners=2,
+            run_dir=tmp_path / name, **SETTINGS | {"total_env_steps": 4 * UPDATE},
+        )  # fmt: skip
+        run = headrace.resume(
+            tmp_path / name, total_env_steps=12 * UPDATE, on_update=on_update, quiet=True
+        )
+        summaries.append(run.summary)
+    whole, killed = summaries
+    assert killed["restarts"] == 1 + whole["restarts"] == 1
+    due = int(RATIO * (9 * UPDATE - STARTS))
+    assert killed["learner_steps"] == whole["learner_steps"] == due
+
+
 def test_run_that_lost_rows_of_a_replay_is_resumed(tmp_path):
     """The files have rows of the lost learner, which nothing is learned from any more."""
     before = children()

@@ -31,10 +31,10 @@ class OfEnvs(nn.Module, ABC):
         """Return what is the same on all ranks, and in no checkpoint."""
 
     @abstractmethod
-    def begin_after_loss(self, env_steps: int) -> None:
-        """Begin without rows, in the place of a rank that was lost after these env steps.
+    def begin_after_loss(self) -> None:
+        """Begin without rows in the place of a lost rank, with what is the same on all of them.
 
-        Called once what is the same on all ranks was taken over.
+        Numbers of rows begin anew: rows of the lost one may be in files, and later files count.
         """
 
     @abstractmethod

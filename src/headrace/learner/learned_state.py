@@ -53,10 +53,10 @@ class LearnedState:
             for key, tensor in module.alike().items()
         }
 
-    def begin_after_loss(self, env_steps: int) -> None:
-        """Begin without rows, in the place of a rank that was lost after these env steps."""
+    def begin_after_loss(self) -> None:
+        """Begin without rows, once this rank has taken over what is the same on all."""
         for module in self._of_envs().values():
-            module.begin_after_loss(env_steps)
+            module.begin_after_loss()
 
     def _of_envs(self) -> dict[str, OfEnvs]:
         return {name: m for name, m in self._modules.items() if isinstance(m, OfEnvs)}

@@ -151,13 +151,8 @@ class ReplayBuffer(OfEnvs):
     def alike(self) -> dict[str, Tensor]:
         return {"left_to_refill": self._left_to_refill}
 
-    def begin_after_loss(self, env_steps: int) -> None:
+    def begin_after_loss(self) -> None:
         self.env_steps_of_refills = int(self.refilled)
-        # Above the numbers of the lost rank's rows, which are in files. A step makes at most a row
-        # of its own and one for a last observation, both with their older frames.
-        self.end.fill_(env_steps * 2 * (1 + self.older))
-        self._saved_end = self._new_end = self.end.clone()
-        self.truncated.fill_(True)  # no episode goes on
 
     def count_env_steps(self, env_steps: int, new_env_steps: int) -> None:
         """Count the env steps of a new batch, of all ranks. It sets `is_refilling`.

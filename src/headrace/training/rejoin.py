@@ -256,7 +256,7 @@ def _agree(
     counters.read(data["counters"])
     if is_new:
         for each in learner.learners.values():
-            each.learned.begin_after_loss(counters.env_steps)
+            each.learned.begin_after_loss()
     else:  # rank 0, which evaluates, knows better than the leader
         counters.evaluated_at, counters.best_return = own
     iteration.read(data, counters)
