@@ -14,6 +14,7 @@ from headrace.storage import checkpoint
 from headrace.storage.metrics import read_metrics
 from headrace.training.ray import connect
 from headrace.training.ray.learner_actor import _end_connections
+from tests.distributed import test_rejoin_replay as of_replay
 from tests.distributed.test_rejoin import SETTINGS, UPDATE, check, die_once
 from tests.faults.cluster_support import actors
 from tests.marks import repeats
@@ -115,6 +116,28 @@ def test_run_that_lost_a_learner_is_stopped_and_saved(cluster, tmp_path, at):
     counters = checkpoint.newest(tmp_path / "run").manifest["counters"]
     assert counters["ledger"]["restarts"] == 1
     assert at * UPDATE <= counters["env_steps"] < 10_000 * UPDATE
+
+
+@pytest.mark.more
+def test_first_learner_with_a_replay_is_replaced_and_the_run_is_resumed(cluster, tmp_path):
+    """The new one goes on with the files of rows, which only the first learner writes."""
+
+    def kill(number, metrics):
+        if number == 12:
+            os.kill(min(actors("LearnerActor")), signal.SIGKILL)
+
+    run = headrace.train(
+        "CartPole-v1", algo=of_replay.PRIORITIZED, num_learners=2, num_workers=0, cluster="local",
+        run_dir=tmp_path / "run", on_update=kill, checkpoint_every_s=0, **of_replay.SETTINGS,
+    )  # fmt: skip
+    of_replay.check(run)
+    resumed = headrace.resume(
+        run.dir, cluster="", total_env_steps=24 * of_replay.UPDATE, quiet=True
+    )
+    of_replay.check(resumed, updates=24)
+    rows = {row["iteration"]: row["replay_rows"] for row in read_metrics(run.dir)}
+    assert rows[13] < 13 * of_replay.UPDATE
+    assert rows[20] < rows[21] <= rows[20] + of_replay.UPDATE  # none was missing in the files
 
 
 def test_connections_to_a_lost_machine_end_and_no_others():
