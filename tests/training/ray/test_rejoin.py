@@ -18,7 +18,7 @@ from tests.distributed import test_rejoin_replay as of_replay
 from tests.distributed.test_rejoin import SETTINGS, UPDATE, check, die_once
 from tests.faults.cluster_support import actors
 from tests.marks import repeats
-from tests.support import children, still_alive
+from tests.support import children, saved_rows, still_alive
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +131,14 @@ def test_first_learner_with_a_replay_is_replaced_and_the_run_is_resumed(cluster,
         run_dir=tmp_path / "run", on_update=kill, checkpoint_every_s=0, **of_replay.SETTINGS,
     )  # fmt: skip
     of_replay.check(run)
+    assert set(saved_rows(run.dir)["env"].tolist()) == set(range(12))  # fails if a row is missing
     resumed = headrace.resume(
         run.dir, cluster="", total_env_steps=24 * of_replay.UPDATE, quiet=True
     )
     of_replay.check(resumed, updates=24)
     rows = {row["iteration"]: row["replay_rows"] for row in read_metrics(run.dir)}
-    assert rows[13] < 13 * of_replay.UPDATE
-    assert rows[20] < rows[21] <= rows[20] + of_replay.UPDATE  # none was missing in the files
+    assert rows[20] < 20 * of_replay.UPDATE
+    assert rows[20] < rows[21] <= rows[20] + of_replay.UPDATE
 
 
 def test_connections_to_a_lost_machine_end_and_no_others():
