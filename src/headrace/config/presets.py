@@ -47,8 +47,8 @@ def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[st
     if has_goals(spec):
         names.append("goals")
     if core != "none":
-        names.append("recurrent cores")
-    return kind, _settings_of([_tables()[name] for name in names], algo)
+        names += ["recurrent cores", f"recurrent cores, {kind}"]
+    return kind, _settings_of([_tables().get(name, {}) for name in names], algo)
 
 
 def kind_of(spec: EnvSpec) -> str:
