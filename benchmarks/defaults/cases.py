@@ -81,12 +81,6 @@ class Case:
         return f"{words}-{self.env_steps(wanted)}.json"
 
 
-CUT_RATIOS = Case(
-    "Hopper-v5", algo="appo", flags=(*TWO_WORKERS, "--rho-clip", "1", "--c-clip", "1")
-)
-"""APPO with the ratios of V-trace, as its paper has it."""
-
-
 def short(env):
     """An environment's name in tables: without its module."""
     return env.rpartition(":")[2]
@@ -105,8 +99,7 @@ PARTS = {
         case
         for env in APPO_ENVS
         for case in (Case(env), Case(env, "headrace", "appo", TWO_WORKERS))
-    ]
-    + [CUT_RATIOS],
+    ],
     "a2c": [
         case
         for env in A2C_ENVS

@@ -13,7 +13,6 @@ from benchmarks.defaults.cases import (
     ABLATION,
     ABLATION_ENVS,
     APPO_ENVS,
-    CUT_RATIOS,
     ENVS,
     OWN,
     PARTS,
@@ -160,8 +159,6 @@ def render(results, env_steps):
         ppo, appo = Case(env), Case(env, "headrace", "appo", TWO_WORKERS)
         shares = keeps_up(figures(appo), figures(ppo), known.get(env))
         rows.append([short(env), random(env), *cells(ppo), *cells(appo), *shares])
-    blank = [""] * 3
-    rows.append(["Hopper-v5, ratios cut at 1", "", *blank, *cells(CUT_RATIOS), *blank])
     head = ["environment", "random", "PPO", "evaluated", "s", "APPO", "evaluated", "s"]
     lines += table("APPO, two workers", [*head, "of PPO's", "worst seed", "passes"], rows)
     rows = []
