@@ -42,7 +42,7 @@ def sizes(spec=CONTINUOUS, **given):
         ({"minibatch_size": 512, "num_envs": 4}, (4, 512, 512)),
         ({"core": "lstm"}, (8, 256, 256)),
         ({"core": "lstm", "num_envs": 32}, (32, 64, 64)),
-        ({"core": "lstm", "algo": "appo"}, (8, 256, 256)),
+        ({"core": "lstm", "algo": "appo"}, (8, 128, 128)),
     ],
 )
 def test_rows_stay_when_only_the_number_of_environments_is_given(given, expected):
