@@ -17,7 +17,7 @@ from typing import Any
 from headrace.errors import ConfigError, UsageError
 
 _importing: list[str] = []
-"""What is imported at this moment, outermost first: `module:name`, as the user gave it."""
+"""What is imported at this moment, innermost last: `module:name`, as the user gave it."""
 
 
 def load(text: str, error: type[UsageError]) -> tuple[ModuleType, str, Callable[..., Any] | None]:

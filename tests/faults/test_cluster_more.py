@@ -191,7 +191,7 @@ def test_machine_of_one_of_two_learners_is_about_to_be_taken_away(tmp_path, meas
         homes = [n for n in cluster.worker_nodes if actors("LearnerActor", raylet_of(n))]
         drain(cluster, homes[0], NOTICE_S)
         told = time.monotonic()
-        run.heard("^The machine of learner . is about to be taken away: it has moved", NOTICE_S)
+        run.heard("^Learner . moves: its machine is about to be taken away", NOTICE_S)
         run.heard("the others go on with all that they have learned")
         run.updates(1)
         going_on = time.monotonic() - told
@@ -200,7 +200,7 @@ def test_machine_of_one_of_two_learners_is_about_to_be_taken_away(tmp_path, meas
         run.updates(3)
         new = joins(cluster, **one)
         joined = time.monotonic()
-        run.heard("^A machine has room for learner .: it has moved", 100)
+        run.heard("^Learner . moves: a machine has room for it", 100)
         run.updates(1)
         moved = time.monotonic() - joined
         assert len(actors("LearnerActor", raylet_of(new))) == 1
@@ -268,7 +268,7 @@ def test_machine_of_one_of_two_learners_is_lost(tmp_path, measured):
         going_on = time.monotonic()
         new = joins(cluster, **one)
         joined = time.monotonic()
-        run.heard("^A machine has room for learner", 100)
+        run.heard("^Learner . moves: a machine has room", 100)
         run.heard("the others go on with all that they have learned", since=joined)
         run.updates(1)
         moved = time.monotonic()

@@ -97,12 +97,12 @@ def replay_of(ctx: UpdateContext[Any]) -> ReplayBuffer:
 
 
 def store(ctx: UpdateContext[Any], source: Fragment) -> None:
-    """Add the newest data to the buffer, unless an update is made again after a rank was lost."""
+    """Add the newest data to the buffer, once: an update may be made again after a loss."""
     replay = replay_of(ctx)
     if replay.newest_version != ctx.version:
         replay.insert(source)
-        replay.count_env_steps(ctx.env_steps, ctx.new_env_steps)
         replay.newest_version = ctx.version
+    replay.count_env_steps(ctx.env_steps, ctx.new_env_steps, ctx.version)
     ctx.lap("replay")
 
 

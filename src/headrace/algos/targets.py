@@ -197,10 +197,10 @@ def minibatches(
     Args:
         cuts: None: one minibatch of all rows. A minibatch without rows on this rank has a run of
             weight 0, since every rank must join each step.
-        normalize_advantage: to mean 0 and deviation 1 of each minibatch; of the batch, where
-            minibatches are runs of few environments, and a mean of their own would be of what sets
-            them apart. A deviation below a twentieth of that of the value targets counts as that:
-            once a task is solved, what is left is noise.
+        normalize_advantage: to mean 0 and deviation 1, over each minibatch; with a recurrent core
+            over the batch, since the mean of a few environments tells these apart, not actions. A
+            deviation below a twentieth of that of the value targets counts as that: once a task is
+            solved, what is left is noise.
 
     Returns:
         The rows without `valid`, and with `weight`: the weights of all ranks add up to the number

@@ -29,9 +29,10 @@ class _Runs(JsonVerb):
     """Show only runs of algorithms of this name, likewise."""
     state: Annotated[str, _SHOWN_STATE] = ""
     """Show only runs in this state. running: a process trains it. vanished: that process is gone
-    and wrote no end. done: it reached its env steps or its return. stopped: it can be resumed.
-    ended: before its first checkpoint. imported: from another library, and not trained on. pulled:
-    policies that somebody shared. damaged: a file cannot be read."""
+    and wrote no end. done: it reached its env steps or its return. failed: an error ended it.
+    stopped: it can be resumed. ended: before its first checkpoint. imported: from another
+    library, and not trained on. pulled: policies that somebody shared. damaged: a file cannot be
+    read."""
 
     def execute(self, argv: list[str]) -> None:
         """Print the runs; ConfigError, RunDirError."""

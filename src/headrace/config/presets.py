@@ -47,8 +47,9 @@ def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[st
     if has_goals(spec):
         names.append("goals")
     if core != "none":
-        names += ["recurrent cores", f"recurrent cores, {kind}"]
-    return kind, _settings_of([_tables().get(name, {}) for name in names], algo)
+        of_kind = f"recurrent cores, {kind}"
+        names += ["recurrent cores", *([of_kind] if of_kind in _tables() else [])]
+    return kind, _settings_of([_tables()[name] for name in names], algo)
 
 
 def kind_of(spec: EnvSpec) -> str:

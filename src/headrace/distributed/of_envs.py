@@ -27,15 +27,16 @@ class OfEnvs(nn.Module, ABC):
         """Prepare to go on from a checkpoint that has no rows."""
 
     @abstractmethod
-    def alike(self) -> dict[str, Tensor]:
-        """Return what is the same on all ranks, and in no checkpoint."""
+    def shared(self) -> dict[str, Tensor]:
+        """Return what is the same on all ranks, and in no checkpoint.
+
+        A rank in the place of a lost one has that, and no rows. Their numbers begin anew: the lost
+        one's may be in files, and later files count.
+        """
 
     @abstractmethod
-    def begin_after_loss(self) -> None:
-        """Begin without rows in the place of a lost rank, with what is the same on all of them.
-
-        Numbers of rows begin anew: rows of the lost one may be in files, and later files count.
-        """
+    def taken_over(self) -> None:
+        """Note that what is the same on all ranks was replaced by that of another rank."""
 
     @abstractmethod
     def env_axis(self, name: str) -> int | None:

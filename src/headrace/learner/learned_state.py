@@ -50,13 +50,8 @@ class LearnedState:
         return self._alike_and_saved() | {
             f"modules.{name}.{key}": tensor
             for name, module in self._of_envs().items()
-            for key, tensor in module.alike().items()
+            for key, tensor in module.shared().items()
         }
-
-    def begin_after_loss(self) -> None:
-        """Begin without rows, once this rank has taken over what is the same on all."""
-        for module in self._of_envs().values():
-            module.begin_after_loss()
 
     def _of_envs(self) -> dict[str, OfEnvs]:
         return {name: m for name, m in self._modules.items() if isinstance(m, OfEnvs)}
@@ -75,6 +70,8 @@ class LearnedState:
         """Take over what `alike` has returned on another rank."""
         for key, tensor in self.alike().items():
             tensor.copy_(tensors[key])
+        for module in self._of_envs().values():
+            module.taken_over()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` has returned; CheckpointError if it does not fit."""

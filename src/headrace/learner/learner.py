@@ -92,7 +92,7 @@ class PolicyLearner:
             module.to(device=device, dtype=None if isinstance(module, OfEnvs) else dtype)
         losses = settings.algorithm.losses(self.modules, settings.algo)
         self.optimizers = {loss: self._optimizer(loss, spec) for loss, spec in losses.items()}
-        self.learned = LearnedState(self.modules, self.optimizers, ranks)
+        self._learned = LearnedState(self.modules, self.optimizers, ranks)
         self._graphs: dict[str, Recorded] = {}
         self._steps = {loss: self._step_of(loss, spec) for loss, spec in losses.items()}
         self._counted = next(iter(losses))
@@ -293,13 +293,13 @@ class PolicyLearner:
     def shared_state(self) -> SectionState:
         """Return what is the same on all ranks, also within an update."""
         state = {f"policy.{key}": tensor for key, tensor in self.policy.state_dict().items()}
-        state |= {f"learned.{key}": tensor for key, tensor in self.learned.alike().items()}
+        state |= {f"learned.{key}": tensor for key, tensor in self._learned.alike().items()}
         return state, {name: getattr(self, name) for name in _SHARED}
 
     def load_shared_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take over the state of another rank."""
         self.policy.load_state_dict(select(tensors, "policy."))
-        self.learned.load_alike(select(tensors, "learned."))
+        self._learned.load_alike(select(tensors, "learned."))
         for name in _SHARED:
             setattr(self, name, values[name])
 
@@ -310,19 +310,19 @@ class PolicyLearner:
             self._save_learned,
             self._load_learned,
             is_collective=True,
-            rows=self.learned.rows,
+            rows=self._learned.rows,
         )
         return [module_section(f"policy_{self._name}", self.policy), learned]
 
     def _save_learned(self) -> SectionState:
         returns = {"return_so_far": self._ranks.gather(self.return_so_far).flatten()}
-        return returns | self.learned.tensors(), {"return_gamma": self._return_gamma}
+        return returns | self._learned.tensors(), {"return_gamma": self._return_gamma}
 
     def _load_learned(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         running = tensors["return_so_far"].chunk(self._ranks.size)
         self.return_so_far = running[self._ranks.rank].to(self._device)
         self._return_gamma = values.get("return_gamma")  # old checkpoints lack it
-        self.learned.load(tensors)
+        self._learned.load(tensors)
 
 
 class Learner:

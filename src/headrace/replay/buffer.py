@@ -68,7 +68,6 @@ class ReplayBuffer(OfEnvs):
     Attributes:
         obs_bytes: bytes of an observation, with all its frames.
         goal_reward: of the environment; needed with `hindsight`.
-        is_refilling: whether the newest batch is only stored, since a resumed run lost its rows.
         newest_version: of the weights, when the newest batch was stored; -1: none was.
         env_steps_of_refills: env steps of the run that were only stored.
 
@@ -141,30 +140,42 @@ class ReplayBuffer(OfEnvs):
         # Env steps of the whole run that were only stored, of all ranks
         self.register_buffer("refilled", torch.zeros((), dtype=torch.int64))
         self.env_steps_of_refills = 0  # the same, without waiting for a device
-        self._refill, self._left_to_refill = refill, torch.zeros((), dtype=torch.int64)
-        self.is_refilling, self.newest_version = False, -1
+        self._refill, self.newest_version = refill, -1
+        # Env steps left to refill, whether the newest batch is one to refill, and its version
+        self._refilling = torch.tensor([0, 0, -1])
 
     def begin_again(self) -> None:
         self.env_steps_of_refills = int(self.refilled)
-        self._left_to_refill.fill_(self._refill)
+        self._refilling[0] = self._refill
 
-    def alike(self) -> dict[str, Tensor]:
-        return {"left_to_refill": self._left_to_refill}
+    def shared(self) -> dict[str, Tensor]:
+        found = {"refilling": self._refilling}
+        if self.priorities is not None:
+            found["greatest"] = self.priorities.greatest
+        return found
 
-    def begin_after_loss(self) -> None:
+    def taken_over(self) -> None:
         self.env_steps_of_refills = int(self.refilled)
 
-    def count_env_steps(self, env_steps: int, new_env_steps: int) -> None:
-        """Count the env steps of a new batch, of all ranks. It sets `is_refilling`.
+    @property
+    def is_refilling(self) -> bool:
+        """Whether the newest batch is only stored, since a resumed run lost its rows."""
+        return bool(self._refilling[1])
+
+    def count_env_steps(self, env_steps: int, new_env_steps: int, version: int) -> None:
+        """Count the env steps of a new batch, of all ranks, once. It sets `is_refilling`.
 
         Args:
             env_steps: of the run before these.
+            version: of the weights.
         """
+        left, _, counted = self._refilling.tolist()
+        if counted == version:
+            return
         had = env_steps - self.env_steps_of_refills  # the same as long as it refills
-        self._left_to_refill.clamp_(max=had)
-        self.is_refilling = int(self._left_to_refill) > 0
+        left = min(left, had)
+        self._refilling.copy_(torch.tensor([max(0, left - new_env_steps), left > 0, version]))
         if self.is_refilling:
-            self._left_to_refill -= new_env_steps
             self.env_steps_of_refills += new_env_steps
             self.refilled.fill_(self.env_steps_of_refills)
 

@@ -131,8 +131,8 @@ def marked(path: Path, *, may_have_workers: bool) -> Iterator[None]:
         write_whole(path / _MARK, json.dumps(asdict(mark)).encode())
     remove = partial((path / _MARK).unlink, missing_ok=True)
     stuck.before_end.append(remove)
-    (path / _ERROR).unlink(missing_ok=True)
     try:
+        (path / _ERROR).unlink(missing_ok=True)
         yield
     except Exception as error:
         with contextlib.suppress(OSError):  # no room may be what the error is about

@@ -32,7 +32,8 @@ class Loop:
         on_update: gets all metrics of an update. Its changes of environments, if the loop
             `may_change_envs`, are those of rank 0 on all ranks.
         say: receives messages for the user.
-        iteration: of a rank that takes the place of a lost one: as it was agreed on.
+        iteration: of a rank that takes the place of another one: as it was agreed on.
+        handover: says when this process is to leave its rank.
     """
 
     run: RunConfig
@@ -90,7 +91,7 @@ class Loop:
             self.collector, self.learner, self.counters, self.meter
         )  # fmt: skip
         self._begin_iteration()
-        leaves = self.handover.is_due()
+        leaves = self._collected is None and self.handover.is_due()
         if self._collected is None and not leaves:
             self._collected = collector.collect()
             meter.lap("wait")

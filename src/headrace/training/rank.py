@@ -210,7 +210,7 @@ def build_learner(
                 hindsight=algo.hindsight > 0,
                 taken=taken,
                 num_ranks=ranks.size,
-                # The buffers of others are there already, and they do something else meanwhile.
+                # The other ranks have their buffers already, and do not take part in a gather now.
                 num_local=1 if ranks.is_successor else ranks.gather_bytes(host).count(host),
             )
     learner = Learner(

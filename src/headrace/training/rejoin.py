@@ -254,10 +254,7 @@ def _agree(
             league.section().load({}, data["league"])
     own = counters.evaluated_at, counters.best_return
     counters.read(data["counters"])
-    if is_new:
-        for each in learner.learners.values():
-            each.learned.begin_after_loss()
-    else:  # rank 0, which evaluates, knows better than the leader
+    if not is_new:  # rank 0, which evaluates, knows better than the leader
         counters.evaluated_at, counters.best_return = own
     iteration.read(data, counters)
     return Agreement(version > was_at, data["lost"])

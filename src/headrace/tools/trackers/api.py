@@ -11,8 +11,9 @@ from headrace.storage.metrics import Row, is_number
 TRACKERS = ("trackio", "mlflow", "wandb")
 """The trackers. Each has the name of its package, and of the extra that installs it."""
 
-End = Literal["ended", "vanished", "running"]
-"""State of a run when tracking ends. One that vanished left its mark: it was killed, or crashed."""
+End = Literal["ended", "failed", "vanished", "running"]
+"""State of a run when tracking ends: an error ended one that failed, and one that vanished was
+killed, or crashed."""
 
 
 class Tracker(abc.ABC):

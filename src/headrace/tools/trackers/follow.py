@@ -81,7 +81,9 @@ def _batches(run_dir: Path, after: int, *, follow: bool) -> Iterator[list[Row]]:
 def _state(run_dir: Path) -> End:
     if rundir.is_locked(run_dir):
         return "running"
-    return "ended" if rundir.left_mark(run_dir) is None else "vanished"
+    if rundir.left_mark(run_dir) is not None:
+        return "vanished"
+    return "failed" if rundir.error_of(run_dir) else "ended"
 
 
 def _open(name: str, project: str, run: str, settings: dict[str, Any], run_id: str) -> Tracker:

@@ -19,7 +19,7 @@ from mlflow.utils.validation import (
 from headrace.storage.metrics import Row
 from headrace.tools.trackers.api import End, Tracker, numbers
 
-_STATUS = {"ended": "FINISHED", "vanished": "FAILED", "running": "RUNNING"}
+_STATUS = {"ended": "FINISHED", "failed": "FAILED", "vanished": "FAILED", "running": "RUNNING"}
 
 
 class MlflowRun(Tracker):

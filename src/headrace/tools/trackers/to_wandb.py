@@ -53,7 +53,7 @@ class WandbRun(Tracker):
             self._run.log(numbers(row), step=int(row["env_steps"]))
 
     def close(self, end: End) -> None:
-        self._run.finish(exit_code=1 if end == "vanished" else 0)
+        self._run.finish(exit_code=1 if end in ("failed", "vanished") else 0)
 
 
 def records_of(path: Path) -> Iterator[Any]:

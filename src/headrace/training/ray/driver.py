@@ -144,10 +144,12 @@ class _LearnerGroup:
         room = max(1, room_for(run, taken) // run.num_learners)
         self._job = replace(job, room_for=room)
         self._store = host_store(own_address())
-        self._group, self._coming = 0, dict[int, float]()  # successors, and until when
+        self._group, self._coming = 0, dict[int, float]()  # successors, and since when
         self._moves: dict[int, _Move] = {}
         device = "cuda" if num_gpus(run) else "cpu"
         self._replaces = run.num_learners > 1 and max_replaced(job.settings, device) > 0
+        self._has_guests = self._replaces and device == "cpu"  # a GPU has no room for another one
+        self._may_move = self._has_guests and may_move(job.settings)
         self._actors = [self._start(rank) for rank in range(run.num_learners)]
         self.env_steps, self.lost, self._leaving = 0, "", False
         self._told_to_stop: list[Any] = []
@@ -264,7 +266,7 @@ class _LearnerGroup:
     def _put_in_place(self, rank: int, actor: Any, left: OfOneRank | None = None) -> None:
         """Have an actor take the place of a rank: all form another group, with it."""
         self._group += 1
-        self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
+        self._coming[rank] = time.monotonic()
         self._actors[rank] = actor
         self._run(rank, left)
         announce(self._store, self._group, "", [rank])
@@ -277,36 +279,39 @@ class _LearnerGroup:
             return None
         places.refresh()
         self._cut_off(places.find_gone())
-        for rank, until in list(self._coming.items()):
+        for rank, since in list(self._coming.items()):
+            waited = time.monotonic() - since
             if has_come(self._store, self._group, rank):
                 del self._coming[rank]
-            elif time.monotonic() > until:
+            elif waited > JOIN_WITHIN_S:
                 text = f"Learner {rank + 1} was lost, and the one in its place did not come."
                 return Failure(float("inf"), rank, RankError(text))
-            elif rank not in places.guests and places.is_home_lost(rank):
-                waited = time.monotonic() - (until - JOIN_WITHIN_S)
-                if waited > _GUEST_AFTER_S or not places.does_ray_know(rank):
-                    self._host(rank)
+            elif self._is_without_machine(rank, waited):
+                self._start_guest(rank)
         return None
 
-    def _host(self, rank: int) -> None:
+    def _is_without_machine(self, rank: int, waited: float) -> bool:
+        """Return whether no machine has room for a rank's successor, after so many seconds."""
+        places = self._places
+        if not self._has_guests or rank in places.guests or not places.is_home_lost(rank):
+            return False
+        return waited > _GUEST_AFTER_S or not places.does_ray_know(rank)
+
+    def _start_guest(self, rank: int) -> None:
         """Start a rank's successor as a guest, in place of the actor for which there is no room.
 
-        It uses what cores of the machine are free of work. If the machines of all other learners
-        are lost, it is not started.
+        It reserves no cores. If the machines of all other learners are lost, it is not started.
         """
         if (found := self._places.host(rank, len(self._actors))) is None:
             return
         _ray.kill(self._actors[rank])
         self._runs = {call: each for call, each in self._runs.items() if each != rank}
         self._places.guests[rank], neighbour = found
-        self._actors[rank] = self._start(rank, found[0])
-        self._run(rank)
-        self._coming[rank] = time.monotonic() + JOIN_WITHIN_S
         self._display.say(
-            f"No other machine has room for learner {rank + 1}. Until one has, it shares the "
-            f"machine of learner {neighbour + 1}."
+            f"No other machine has room for learner {rank + 1}: it shares that of learner "
+            f"{neighbour + 1}" + (", until one has." if self._may_move else ".")
         )
+        self._put_in_place(rank, self._start(rank, found[0]))
 
     def _move(self) -> None:
         """Move learners off machines that are leaving, and guests to machines with room for them.
@@ -316,7 +321,7 @@ class _LearnerGroup:
         places = self._places
         if self._coming or self._told_to_stop or not (places.guests or places.leaving):
             return
-        if not may_move(self._job.settings):
+        if not self._may_move:
             return
         places.refresh()
         for rank in range(len(self._actors)):
@@ -339,15 +344,15 @@ class _LearnerGroup:
 
     def _take_over(self, rank: int, left: OfOneRank) -> None:
         """Have the new actor of a rank go on with the environments of the one that left."""
-        move, text = self._moves.pop(rank), f"A machine has room for learner {rank + 1}"
+        move, why = self._moves.pop(rank), "a machine has room for it"
         if rank == 0:
             self._display.stop()
         _ray.kill(self._actors[rank])
         self._places.guests.pop(rank, None)
         if move.host:
             self._places.guests[rank] = move.host
-            text = f"The machine of learner {rank + 1} is about to be taken away"
-        self._display.say(f"{text}: it has moved.")
+            why = "its machine is about to be taken away"
+        self._display.say(f"Learner {rank + 1} moves: {why}.")
         self._put_in_place(rank, move.actor, left)
 
     def _cut_off(self, addresses: list[str]) -> None:
@@ -391,8 +396,7 @@ class _LearnerGroup:
             self._places.find_leaving()
             places, size = self._places, len(self._actors)
             moves = [rank for rank in range(size) if places.of(rank) in places.leaving]
-            can_move = self._replaces and may_move(self._job.settings)
-            can_move &= all(places.host(rank, size) is not None for rank in moves)
+            can_move = self._may_move and all(places.host(rank, size) for rank in moves)
             self._leaving = bool(moves) and not can_move
             if self._leaving:
                 self._pass_on(signal.SIGTERM)

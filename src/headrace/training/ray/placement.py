@@ -20,7 +20,8 @@ from headrace.training.ray.connect import describe_machines
 _ray: Any = ray  # not all of it has types
 _TRY_FOR_S = 5
 _GIVE_UP_AFTER_S = 600.0  # for a cloud to start machines
-_ANSWER_WITHIN_S = 1.0
+_ANSWER_WITHIN_S = 3.0  # a lost packet is sent again after 1 s
+_TRUST_RAY_AFTER_S = 60.0  # its health checks have found a machine that is lost by then
 
 
 def wait_for_placement(run: RunConfig, stop: StopSignals, display: Display) -> Any:
@@ -101,7 +102,7 @@ class Places:
         self.guests: dict[int, str] = {}
         self.leaving: set[str] = set()
         self._suspected: set[str] = set()
-        self._gone: set[str] = set()  # lost, whether Ray knows it yet or not
+        self._gone: dict[str, float] = {}  # lost, though Ray may not know it yet, and since when
         self.refresh()
 
     def refresh(self) -> None:
@@ -121,7 +122,7 @@ class Places:
         self.leaving = set(ray_internals.draining_nodes())
 
     def suspect(self, rank: int) -> None:
-        """Take a rank's machine for one that may be lost, as its process is."""
+        """Suspect a rank's machine, since its process is lost."""
         self._suspected.add(self.of(rank))
 
     def trust(self) -> None:
@@ -135,8 +136,8 @@ class Places:
         """
         nodes = [node for node in _ray.nodes() if node["NodeID"] in self._suspected]
         gone = [node for node in nodes if not (node["Alive"] and _answers(node))]
-        self._gone |= {node["NodeID"] for node in gone}
-        self._suspected -= self._gone
+        self._gone |= {node["NodeID"]: time.monotonic() for node in gone}
+        self._suspected -= self._gone.keys()
         return [node["NodeManagerAddress"] for node in gone]
 
     def is_home_lost(self, rank: int) -> bool:
@@ -164,7 +165,8 @@ class Places:
 
     def _living(self) -> set[str]:
         """Return the machines that are not lost, as far as anybody knows."""
-        return _living_nodes() - self._gone
+        recent = time.monotonic() - _TRUST_RAY_AFTER_S
+        return _living_nodes() - {node for node, since in self._gone.items() if since > recent}
 
 
 def _living_nodes() -> set[str]:
