@@ -135,8 +135,9 @@ def marked(path: Path, *, may_have_workers: bool) -> Iterator[None]:
         (path / _ERROR).unlink(missing_ok=True)
         yield
     except Exception as error:
-        with contextlib.suppress(OSError):  # no room may be what the error is about
-            write_whole(path / _ERROR, _described(error).encode())
+        if (path / _CONFIG).exists():  # else nothing began, and the directory is to go
+            with contextlib.suppress(OSError):  # no room may be what the error is about
+                write_whole(path / _ERROR, _described(error).encode())
         raise
     finally:
         stuck.before_end.remove(remove)
