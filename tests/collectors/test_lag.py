@@ -340,7 +340,7 @@ def test_reward_normalization_follows_each_env_through_a_batch_of_mixed_fragment
     # A batch of one vector's two fragments, then one of the other's.
     for fragments in zip(*batches, strict=True):
         mixed._update_normalizers(mixed.assemble(list(fragments)), 0.99)
-    assert torch.equal(in_turn._return_so_far, mixed._return_so_far)
+    assert torch.equal(in_turn.return_so_far, mixed.return_so_far)
     for name, tensor in in_turn.policy.normalize_reward.state_dict().items():
         torch.testing.assert_close(tensor, mixed.policy.normalize_reward.state_dict()[name])
 

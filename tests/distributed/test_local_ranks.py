@@ -5,6 +5,7 @@ import datetime
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ import headrace
 from headrace.config.derive import derive
 from headrace.config.resolve import read_settings, resolve, values_for_resume
 from headrace.distributed.local_ranks import Failure, first_cause
-from headrace.distributed.ranks import JoinedRanks, RankInfo, backend_for, device_of
+from headrace.distributed.ranks import _GLOO, JoinedRanks, RankInfo, backend_for, device_of
 from headrace.errors import (
     ConfigError,
     EnvError,
@@ -278,10 +279,11 @@ def unanswered(ranks):
 
 
 def test_loss_is_seen_in_each_wait_that_ends_with_it():
-    """The second one's error does not name gloo."""
+    """The second one's error may not name gloo: it depends on which of two timers is first."""
     seen, _ = on_ranks(2, unanswered, backend="gloo", limit_s=3.0)
     assert len(seen) == 2
-    assert "Application timeout caused pair closure" in seen
+    for text in (*seen, "Application timeout caused pair closure"):
+        assert re.search(_GLOO, text)
 
 
 def drift(ranks):

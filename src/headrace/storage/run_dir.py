@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.config.old_names import settings_of_file
 from headrace.distributed import stuck
-from headrace.errors import HeadraceError, RunDirError, quoted
+from headrace.errors import CheckpointError, HeadraceError, RunDirError, UsageError, quoted
 from headrace.storage.files import read_capped, refuse_trainers_file, write_whole
 from headrace.storage.metrics import FILE as METRICS
 
@@ -135,7 +135,9 @@ def marked(path: Path, *, may_have_workers: bool) -> Iterator[None]:
         (path / _ERROR).unlink(missing_ok=True)
         yield
     except Exception as error:
-        if (path / _CONFIG).exists():  # else nothing began, and the directory is to go
+        # Without a config nothing began, and the directory is to go. What was refused did not fail.
+        is_refusal = isinstance(error, UsageError | CheckpointError)
+        if (path / _CONFIG).exists() and not is_refusal:
             with contextlib.suppress(OSError):  # no room may be what the error is about
                 write_whole(path / _ERROR, _described(error).encode())
         raise
