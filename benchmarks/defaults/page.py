@@ -33,19 +33,19 @@ from headrace.catalog.returns import format_return
 INTRODUCTION = """\
 # What the defaults learn
 
-Made by `python -m benchmarks.defaults`; do not edit. Headrace without presets, and
-Stable-Baselines3, with no settings but the environment, a seed, env steps ({env_steps:,}; {slow}:
-at most {slow_steps:,}; DQN, SAC and TD3: {replay_steps:,}), and the flags or workers that a table
-names.
-Stable-Baselines3 has no flags in any table, and sees MiniGrid by `FlatObsWrapper`. Ferry, House,
-Orchard, Courier and Crane are in `benchmarks/own_envs.py`: nobody tuned anything for them.
+Made by `python -m benchmarks.defaults`; do not edit. Headrace without presets stands beside
+Stable-Baselines3 with its defaults. Both get the environment, a seed and the env steps:
+{env_steps:,}; {slow}: at most {slow_steps:,}; DQN, SAC and TD3: {replay_steps:,}. Headrace also
+gets the flags or workers that a table names. Stable-Baselines3 sees MiniGrid by `FlatObsWrapper`.
+Ferry, House, Orchard, Courier and Crane are in `benchmarks/own_envs.py`: nobody tuned anything for
+them; *scripted* is a policy written by hand.
 
 A figure is the return of the last 100 training episodes: mean of the seeds ± its standard error
 (number of seeds). *Evaluated* is the final policy in 100 episodes, likeliest actions. *Passes*: our
 mean is at least Stable-Baselines3's (often of one seed: a run of it takes long). APPO: its gain
 over random actions is at least 85 % of PPO's, and that of its worst seed at least half. *Open*:
-seeds of ours are missing. Runs shared the machine, so that the seconds of training are no
-benchmark."""
+seeds of ours are missing. *s* are seconds of training; runs shared the machine, so that they are
+no benchmark."""
 
 
 @dataclass(frozen=True)

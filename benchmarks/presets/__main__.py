@@ -37,7 +37,7 @@ def main(argv=None):
         folders, episodes = runs.trial(ROOT / "runs/presets-trial"), 5
         more = ("--total-env-steps", str(args.total_env_steps))
     try:
-        tasks = [] if args.render else chosen(args.env, args.algo)
+        tasks = [] if args.render else chosen(args.env, args.algo, args.label)
     except UsageError as error:
         sys.exit(f"presets: {error}")
     processes = runs.Processes()
@@ -55,6 +55,7 @@ def _arguments(argv):
     )
     parser.add_argument("--env", default="", help="an id, a pattern of ids, or a family")
     parser.add_argument("--algo", default="", help="only tasks of this algorithm")
+    parser.add_argument("--label", default="", help="only this variant, such as dueling")
     parser.add_argument("--who", choices=["headrace", "sb3"], default="headrace")
     parser.add_argument("--seeds", default="", help="such as 1,2,3; default: 1 to what is listed")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")

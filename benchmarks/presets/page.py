@@ -172,7 +172,7 @@ def places(machines):
     """Where, when and at which commit runs were made, and how many."""
     counts = Counter()
     for of in machines:
-        cores = f"{of['cores']} cores" if of["cores"] else ""
+        cores = f"{of['cores']} core{'s' if of['cores'] > 1 else ''}" if of["cores"] else ""
         where = ", ".join(filter(None, (cores, of["cpu"], of["date"][:10])))
         counts[f"{where}, commit {(of['git_commit'] or 'unknown')[:7]}"] += 1
     return "; ".join(f"{key} ({n} run{'s' if n > 1 else ''})" for key, n in counts.items())
@@ -184,7 +184,8 @@ def compared(found):
     for of in by_family(found).values():
         for task in of.values():
             if not task["label"] or task["label"] == "rainbow":
-                by_env.setdefault(task["env"], {})[task["label"] or task["algo"]] = task
+                name = f"{task['algo']} {task['label']}".rstrip()
+                by_env.setdefault(task["env"], {})[name] = task
     return {env: of for env, of in by_env.items() if len(of) > 1}
 
 

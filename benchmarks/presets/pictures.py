@@ -6,7 +6,7 @@ from headrace.tools.plotting import library
 
 COLORS = {
     "ppo": "#0b4f8a", "appo": "#6baed6", "a2c": "#807dba", "impala": "#41ab5d", "pqn": "#999999",
-    "dqn": "#d95f02", "rainbow": "#e7298a", "sac": "#e6ab02", "td3": "#66a61e",
+    "dqn": "#d95f02", "dqn rainbow": "#e7298a", "sac": "#e6ab02", "td3": "#66a61e",
 }  # fmt: skip
 
 

@@ -114,17 +114,24 @@ def _preset(family, env, algo):
     return Task(family, env, algo, ("--total-env-steps", str(AN_HOUR[env])), num_seeds=1)
 
 
-def chosen(env="", algo=""):
-    """The tasks of a pattern of ids, or of a family, and of an algorithm; UsageError: none."""
+def chosen(env="", algo="", label=""):
+    """The tasks of a pattern of ids, or of a family, of an algorithm, and of a label.
+
+    Raises:
+        UsageError: there is none.
+    """
     found = [
         task
         for task in tasks()
-        if (not env or task.family == env or fnmatchcase(task.env, env)) and algo in ("", task.algo)
+        if (not env or task.family == env or fnmatchcase(task.env, env))
+        and algo in ("", task.algo)
+        and label in ("", task.label)
     ]
     if not found:
         known = {task.env for task in tasks()} | {task.family for task in tasks()}
         raise UsageError(
-            f"No task has --env {env!r} and --algo {algo!r}: expected a listed id with a preset, a "
-            f"pattern of such ids, or a family.{did_you_mean(env, known)}"
+            f"No task has --env {env!r}, --algo {algo!r} and --label {label!r}: expected a listed "
+            "id with a preset, a pattern of such ids, or a family; an algorithm and a label that "
+            f"docs/presets.md has.{did_you_mean(env, known)}"
         )
     return found

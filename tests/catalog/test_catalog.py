@@ -106,6 +106,19 @@ def test_list_of_an_id_shows_its_line_and_how_to_train_it(capsys):
         find("BabyAI-Nonsense-v9")  # its family has MiniGrid-* besides
 
 
+def test_numbers_are_short():
+    values = (-0.001, 0.961, 12.34, 999.96, 5_660.4)
+    assert [returns.format_return(each) for each in values] == [
+        "0",
+        "0.96",
+        "12.3",
+        "1,000",
+        "5,660",
+    ]
+    steps = (400, 99_328, 999_424)
+    assert [returns.format_steps(each) for each in steps] == ["400", "99 k", "1 M"]
+
+
 def test_lists_fit_a_terminal(capsys):
     for words in ([], *([name] for name in families())):
         assert max(map(len, listed(capsys, *words).splitlines())) <= 100

@@ -99,6 +99,8 @@ def test_a_run_says_what_became_of_its_sizes():
         "follows num_envs, a batch of 8,192 rows in place of 2,048"
     )
     assert settings.source["minibatch_size"].endswith("64 rounded to fit the batch")
+    settings = derive(read_settings({"env": "Mine-v0", "core": "lstm"}, spec=CONTINUOUS))
+    assert settings.source["minibatch_size"].endswith("64 rounded to whole sequences of 256 steps")
     assert settings.source["normalize_obs"] == "defaults for continuous control"
 
 

@@ -5,11 +5,13 @@ import os
 import resource
 import signal
 import subprocess
+import time
 from pathlib import Path
 
+import pytest
 import torch
 
-from headrace.distributed.process import StopSignals, freed_memory_kept
+from headrace.distributed.process import SAME_WITHIN_S, StopSignals, freed_memory_kept
 
 
 def test_signal_stops_the_run_when_another_rank_has_ended(capfd):
@@ -23,6 +25,18 @@ def test_signal_stops_the_run_when_another_rank_has_ended(capfd):
     assert stop.received == signal.SIGTERM and stop()
     assert other.returncode == -signal.SIGTERM
     assert "Stopping: saving" in capfd.readouterr().err
+
+
+def test_two_signals_at_once_are_one_request():
+    """`timeout` sends one to its command, and one to the group that the command is in."""
+    stop = StopSignals()
+    with stop.installed():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received == signal.SIGINT
+        time.sleep(SAME_WITHIN_S)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def pages_of_an_array_used_again():

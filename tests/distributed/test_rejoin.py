@@ -14,6 +14,7 @@ import torch
 import headrace
 from headrace.collectors.api import Ledger
 from headrace.distributed import child_process
+from headrace.distributed.process import SAME_WITHIN_S
 from headrace.distributed.ranks import JoinedRanks
 from headrace.errors import RankError, RankLostError
 from headrace.training.counters import Counters
@@ -404,6 +405,7 @@ class NeverReady(StopsTheRun):
             os.kill(self.first, signal.SIGINT)
             while not signal.sigpending():  # until the run has passed it on
                 os.sched_yield()
+            time.sleep(SAME_WITHIN_S)
             os.kill(self.first, signal.SIGINT)
             threading.Event().wait()
 

@@ -12,6 +12,7 @@ import torch
 
 import headrace
 from headrace import batch
+from headrace.envs import registry
 from headrace.envs.api import Episode, VectorContext
 from headrace.envs.episode_replay import NO_LIMIT, unwrap
 from headrace.envs.factory import EnvMaker, env_spec
@@ -120,6 +121,7 @@ def test_an_unknown_id_is_refused_with_near_misses():
         EnvMaker("cheetah")()
     with pytest.raises(EnvNotFoundError, match="Did you mean ALE/Breakout-v5"):
         EnvMaker("Breakout-v5")()
+    assert "ALE/Breakout-v5" in registry._not_found("BreakoutNoFrameskip-v4")
     with pytest.raises(EnvNotFoundError, match="CartPole-v"):
         EnvMaker("CartPole-v9")()
     with pytest.raises(EnvNotFoundError, match="no module 'no_such_module'"):
@@ -220,9 +222,9 @@ def test_environments_can_be_named_in_every_way():
 def test_wrong_arguments_and_other_objects_are_refused():
     with pytest.raises(UsageError, match="does not take the arguments"):
         EnvMaker("CartPole-v1", {"colour": 3})()
-    with pytest.raises(UsageError, match="dict made a dict, which has no `reset`"):
+    with pytest.raises(UsageError, match="dict made an object of class dict, which has no `reset`"):
         EnvMaker(dict)()
-    with pytest.raises(UsageError, match="forgets made a NoneType"):
+    with pytest.raises(UsageError, match="forgets made an object of class NoneType"):
         EnvMaker("CartPole-v1", wrappers=(forgets,))()
     with pytest.raises(UsageError, match="env is an instance of Counting: expected what makes one"):
         EnvMaker(Counting())()
@@ -313,7 +315,7 @@ def test_an_environment_s_exception_keeps_its_traceback(how):
         ("late shape", r"step returned an observation of shape \(3,\) .*step"),
         ("two rewards", r"step returned the reward array\(\[1., 1.\]\); expected one number"),
         ("no reward", r"step returned the reward \[\]; expected one number"),
-        ("old reset", r"reset returned a ndarray; expected \(observation, info\)"),
+        ("old reset", r"reset returned an object of class ndarray; expected \(observation, info\)"),
         ("old step", r"step returned a tuple of 4; expected \(observation, reward, terminated"),
     ],
 )

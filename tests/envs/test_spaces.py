@@ -108,8 +108,17 @@ def test_observations_are_read(observation, kwargs, described):
     assert EnvSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
+def test_an_image_of_floats_is_named():
+    assert of(spaces.Box(0, 255, (8, 8, 3), np.uint8)).notes == ()
+    assert of(spaces.Box(0, 1, (8, 8, 3))).notes == (
+        "the observation, of shape (8, 8, 3), is taken as 192 numbers, and not as an image: images "
+        "are uint8",
+    )
+
+
 def test_a_part_that_is_no_numbers_is_left_out_and_named():
     parts = {
+        "empty": spaces.Box(0, 1, (0,)),
         "graph": spaces.Graph(TWO, None),
         "huge": spaces.Box(0, 2**64 - 1, (1,), np.uint64),
         "one": spaces.OneOf([TWO]),
@@ -121,6 +130,7 @@ def test_a_part_that_is_no_numbers_is_left_out_and_named():
     assert spec.observation.describe() == "Dict(two: Discrete(2))"
     why = "is left out: a policy takes numbers of a fixed shape"
     assert spec.notes == (
+        "the observation 'empty' (Box) is left out: it holds no number",
         f"the observation 'graph' (Graph) {why}",
         "the observation 'huge' (Box) is left out: torch has no integers above 2**63 - 1",
         f"the observation 'one' (OneOf) {why}",
@@ -135,6 +145,7 @@ def test_a_part_that_is_no_numbers_is_left_out_and_named():
         (spaces.Text(3), {}, UnsupportedSpaceError, "observation space .* Text.*FlattenObs"),
         (spaces.Dict(a=spaces.Text(3)), {}, UnsupportedSpaceError, "Dict.*Text.*FlattenObs"),
         (spaces.Tuple([]), {}, UnsupportedSpaceError, "Tuple"),
+        (spaces.Box(0, 1, (0,)), {}, UnsupportedSpaceError, "holds no number.*TransformObs"),
         (spaces.Dict({3: TWO}), {}, UnsupportedSpaceError, "the key 3: expected a string"),
         (spaces.Dict({"": TWO}), {}, UnsupportedSpaceError, "the key '': expected a string"),
         (
@@ -262,13 +273,14 @@ def test_the_numbers_of_a_row_are_those_of_their_parts():
     ("space", "words"),
     [
         (spaces.Text(3), "action space .* Text"),
-        (spaces.Dict(a=spaces.Sequence(TWO)), "action 'a' space .* Sequence"),
-        (spaces.Tuple([TWO, spaces.Graph(TWO, None)]), "action 1 space .* Graph"),
+        (spaces.Dict(a=spaces.Sequence(TWO)), "action space 'a' .* Sequence"),
+        (spaces.Tuple([TWO, spaces.Graph(TWO, None)]), "action space 1 .* Graph"),
         (spaces.OneOf([TWO]), "action space .* OneOf"),
         (spaces.Box(0, 1000, (1,), np.int64), "1001 are more than 1000"),
         (spaces.Box(-np.inf, np.inf, (1,), np.int64), "are more than 1000"),
         (spaces.Tuple([spaces.Discrete(2**24 + 1)]), "16777217 choices are more than 16777216"),
         (spaces.Tuple([]), "it has no parts"),
+        (spaces.Dict(a=spaces.Box(0, 1, (2, 0))), "action space 'a' .*holds no number"),
         (spaces.Dict({3: TWO}), "action space has the key 3: expected a string"),
     ],
     ids=str,

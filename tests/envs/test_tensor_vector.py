@@ -362,7 +362,7 @@ def single(num_envs, device):
         (DictActions, {}, UnsupportedSpaceError, r"action .* is Dict\(a: .*expected one array"),
         (Masked, {}, UnsupportedSpaceError, "has an action mask"),
         (NextStep, {}, UsageError, "expected AutoresetMode.SAME_STEP"),
-        (single, {}, UsageError, "made a TimeLimit"),
+        (single, {}, UsageError, "made an object of class TimeLimit"),
     ],
 )
 def test_unsupported_settings_are_refused_before_a_run(tmp_path, env, more, error, message):

@@ -584,15 +584,20 @@ def test_a_reset_without_a_seed_is_told_what_to_take():
         plan_for(Seedless)
 
 
-def test_failure_is_json_with_advice(tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "message"), [("crash", "told to crash at 5"), ("nan", "is not finite")]
+)
+def test_failure_is_json_with_advice(tmp_path, fault, message):
     done = run_in(
-        command("train", "headrace.envs.faulty:Faulty", "--env-kwargs", "faults=crash@5",
+        command("train", "headrace.envs.faulty:Faulty", "--env-kwargs", f"faults={fault}@5",
          "--json", "--run-dir", str(tmp_path / "run")),
         tmp_path,
     )  # fmt: skip
     assert done.returncode == 1
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["error"] == "EnvError" and "told to crash at 5" in told["message"]
+    assert told["error"] == "EnvError" and message in told["message"]
+    check = "What else does not fit: headrace check-env headrace.envs.faulty:Faulty"
+    assert (check in told["message"]) == (fault == "nan")
     hint = "If it fails rarely: --on-env-error restart drops such an episode, and the run goes on."
     for text in (told["message"], done.stderr):
         assert hint in text and "headrace resume" not in text  # there is no checkpoint yet

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from headrace.distributed.process import SAME_WITHIN_S
 from headrace.storage import checkpoint, run_dir
 from tests.faults.support import FLAGS, start
 from tests.python import command
@@ -137,6 +138,7 @@ def test_signal_ends_a_run_and_keeps_a_whole_checkpoint(
             os.killpg(process.pid, number)
             while "Again: stop" not in process.stderr.readline():
                 assert process.poll() is None
+            time.sleep(SAME_WITHIN_S)
         os.killpg(process.pid, signals[-1])
         if len(signals) == 1:  # at the second one, what is under way need not end
             os.write(on, b"xxxx")  # one for each that waits

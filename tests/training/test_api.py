@@ -193,6 +193,8 @@ def test_wrong_names_are_refused():
         headrace.train("CartPole-v1", num_env=3)
     with pytest.raises(ConfigError, match=r"expected settings such as headrace\.PPO"):
         headrace.train("CartPole-v1", algo=3)
+    with pytest.raises(ConfigError, match=r"Did you mean PPO\(\)\?"):
+        headrace.train("CartPole-v1", algo=headrace.PPO)
     with pytest.raises(ConfigError, match=r"PPO has no setting 'lrr'. Did you mean lr"):
         headrace.PPO(lrr=3)
     with pytest.raises(ConfigError, match=r"expected headrace\.Network"):

@@ -75,7 +75,7 @@ class EpochsConfig:
     num_epochs: PositiveInt = 4
     """Passes over each batch."""
     num_minibatches: PositiveInt = 4
-    """Minibatches per epoch; must divide num_steps (with a recurrent core: num_envs)."""
+    """Minibatches per epoch; rounded to divide num_steps (with a recurrent core: num_envs)."""
     minibatch_size: NonNegativeInt = 0
     """Rows of a minibatch (env steps), of all learners together, or with num_envs_per_learner of
     each; in place of num_minibatches. The nearest size that divides the batch is taken. 0: the

@@ -12,7 +12,7 @@ class Family:
     """A family of environments; `families.toml` says what the fields are."""
 
     name: str
-    says: str
+    description: str
     extra: str
     prefixes: tuple[str, ...]
     ids: tuple[str, ...]
@@ -43,14 +43,14 @@ def family_of(env_id: str) -> Family | None:
 def describe_families() -> Iterator[str]:
     """Yield a line for each family: its name, what it is, and an id."""
     for family in families().values():
-        yield f"  {family.name:<16} {family.says:<48} {family.ids[0]}"
+        yield f"  {family.name:<16} {family.description:<48} {family.ids[0]}"
 
 
 def advice_without_env() -> str:
     """Return what to say to someone who names no environment: families and three commands."""
     return "\n".join(
         [
-            "No environment was given: it comes first, before flags that take several values.",
+            "No environment was given. It comes first: headrace train ENV --flag value ...",
             "Families of environments:",
             *describe_families(),
             "To try:",

@@ -15,7 +15,7 @@ class Published:
     """A return that others published.
 
     Attributes:
-        of: the version of the environment there, if it is another one.
+        of: the id that was trained there, if it is another version.
     """
 
     mean_return: float
@@ -28,7 +28,7 @@ class Published:
 class Own:
     """What a preset of ours reaches: the mean of its seeds' evaluations.
 
-    `benchmarks/presets` writes `own_returns.json`; nothing in there is typed.
+    `benchmarks/presets` writes `own_returns.json`; nothing in it is written by hand.
 
     Attributes:
         standard_error: of the mean over seeds; None with one seed.
@@ -66,14 +66,16 @@ def _own_json() -> dict[str, Any]:
 
 
 def format_return(mean: float) -> str:
-    """Return a mean return as text: large ones without decimals, small ones with two."""
+    """Return a mean return as text: below 10 with two decimals, below 1,000 with one."""
     decimals = 2 if abs(mean) < 10 else 1 if abs(mean) < 1000 else 0
-    text = f"{mean:,.{decimals}f}"
+    text = f"{round(mean, decimals) + 0.0:,.{decimals}f}"  # + 0.0: no -0
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def format_steps(env_steps: int) -> str:
     """Return env steps as text, such as `20 k` or `1 M`."""
+    if env_steps < 1000:
+        return str(env_steps)
     if env_steps < 950_000:
         return f"{env_steps / 1e3:.0f} k"
     return f"{env_steps / 1e6:.1f}".removesuffix(".0") + " M"

@@ -28,6 +28,9 @@ class SettingsVerb(JsonVerb):
     """TOML file with settings by their names, or a pipe with one; flags override it."""
 
 
+_ENV_FIRST = ("train", "autoscale", "sweep", "tune")
+
+
 def _algo_of_file(argv: list[str]) -> str:
     """Return the algorithm that the config file names. A pipe is left alone: it is read once."""
     path = Path(value_of(argv, "config") or "")
@@ -80,7 +83,7 @@ def parse(verb: str, description: str, flags: type[Verb], argv: list[str]) -> An
     if verb == "train":
         description += (
             " Presets, and defaults for the environment's kind, change the defaults shown here. A "
-            "run begins by printing each value that is not its class's, and where it comes from."
+            "run begins by printing each value that these or a flag change, with its source."
         )
     if verb == "resume":
         flags = with_changes(flags)
@@ -88,6 +91,12 @@ def parse(verb: str, description: str, flags: type[Verb], argv: list[str]) -> An
     known = _field_names(flags)
     if verb == "resume" or issubclass(flags, SettingsVerb):
         _refuse_settings_elsewhere(verb, flag_names(argv), known)
+    if verb in _ENV_FIRST and "env" in flag_names(argv):
+        env = value_of(argv, "env") or "ENV"
+        raise ConfigError(
+            f"There is no --env: the environment comes first, without a flag.\n"
+            f"Did you mean headrace {verb} {env}?"
+        )
     refuse_peer_flags(flag_names(argv), known)
     return parse_flags(verb, description, flags, argv)
 

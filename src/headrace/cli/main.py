@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace import __version__
-from headrace.catalog.families import advice_without_env
+from headrace.catalog.families import advice_without_env, family_of
 from headrace.cli.argv import is_on, rename_flags, value_of
 from headrace.errors import ConfigError, HeadraceError, UsageError, did_you_mean
 
@@ -97,7 +97,10 @@ def _main(argv: list[str]) -> int:
         print(f"headrace {__version__}")
         return 0
     if argv[0] not in VERBS:
-        hint = did_you_mean(argv[0], VERBS)
+        is_env = family_of(argv[0]) or ":" in argv[0]
+        hint = (
+            f" Did you mean headrace train {argv[0]}?" if is_env else did_you_mean(argv[0], VERBS)
+        )
         print(
             f"headrace: there is no verb {argv[0]!r}.{hint}\nExpected one of {', '.join(VERBS)}.\n"
             "headrace --help says what each does.",
@@ -115,7 +118,7 @@ def _main(argv: list[str]) -> int:
     try:
         return _run_verb(argv[0], argv[1:])
     except KeyboardInterrupt as stop:
-        print("Interrupted.", file=sys.stderr)
+        print("\n".join(["Interrupted.", *getattr(stop, "__notes__", ())]), file=sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)  # a run's has its signal
     except BrokenPipeError:  # `headrace ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -90,6 +90,11 @@ def load_algorithm(algorithm: AlgorithmLike) -> Algorithm[Any]:
                 "methods, losses and update.\nSee examples/own_algorithm.py."
             )
         loaded = loaded()
+    if isinstance(loaded, type) and issubclass(loaded, AlgorithmConfig):
+        raise ConfigError(
+            f"algo={algorithm!r}: expected settings, and this is their class.\n"
+            f"Did you mean {loaded.__name__}()?"
+        )
     config = getattr(loaded, "Config", None)
     if not isinstance(loaded, Algorithm) or not (
         isinstance(config, type) and issubclass(config, AlgorithmConfig)

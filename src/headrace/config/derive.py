@@ -36,11 +36,11 @@ from headrace.errors import ConfigError
 from headrace.spec import GAMES, Interface
 
 SHORT_ENV_STEPS = 4_096
-"""A run of no more env steps is a trial: it has one process, and nothing is measured for it."""
+"""A run of at most this many env steps has one process, and nothing is measured for it."""
 
 LEAST_GPU_WORK = 2_000_000
-"""Rows of a gradient step times weights of hidden layers, from which a GPU is faster than a core.
-`benchmarks/gpu_steps.py` measures a gradient step on each."""
+"""Where a GPU begins to be faster than a core: rows of a gradient step times weights of hidden
+layers. `benchmarks/gpu_steps.py` measures a gradient step on each."""
 LEAST_GPU_WORK_UNRECORDED = 15_000_000
 """The same where a gradient step is no CUDA graph, as where learners share it."""
 
@@ -49,7 +49,7 @@ CPU_LEARNERS = (2, 4, 8)
 
 
 _STEPPED_ALONE: tuple[Interface, ...] = ("gym", *GAMES)
-"""Of environments that are stepped one by one, so that workers have a part of them each."""
+"""Interfaces whose environments are stepped one by one: each worker can have a part of them."""
 
 
 def derive(
@@ -115,7 +115,7 @@ def _derive_sizes(settings: Settings) -> Settings:
 def _derive_device(settings: Settings, interface: Interface) -> Settings:
     """Learn on the CPU, if nothing else is asked for, where gradient steps are too small for a GPU.
 
-    How many learners share a gradient step is left out, so that the same run has the same device.
+    The number of learners is ignored, so that the same run has the same device.
     """
     run, size = settings.run, settings.num_inputs
     is_open = run.device == "auto" and size and not (run.model or run.cluster)
@@ -140,7 +140,7 @@ def _derive_learners(settings: Settings) -> Settings:
         if run.cluster:
             raise ConfigError(
                 "num_learners=-1 (auto) counts the GPUs of this machine, and on a cluster learners "
-                f"are on others (cluster={run.cluster!r}).\nUse --num-learners N."
+                f"run on other machines (cluster={run.cluster!r}).\nUse --num-learners N."
             )
         gpus = visible_gpus(run.device)
         source = "default" if gpus <= 1 else f"+, follows {gpus} GPUs"
@@ -249,13 +249,16 @@ def _derive_minibatches(settings: Settings) -> Settings:
     given, follows = pair[::-1] if algo.minibatch_size else pair
     settings = settings.follow_algo(f"follows {given}", **{follows: values[follows]})
     if values[given] != (wanted := getattr(algo, given)):
-        words = f"+, {wanted} rounded to fit the batch"
+        whole = "fit the batch"
+        if given == "minibatch_size" and settings.network.core != "none":
+            whole = f"whole sequences of {settings.run.num_steps} steps"
+        words = f"+, {wanted} rounded to {whole}"
         settings = settings.follow_algo(words, **{given: values[given]})
     return settings
 
 
 def _derive_replay(settings: Settings) -> Settings:
-    """Let a short run begin to learn in time, and keep no room for rows that it never has."""
+    """Let a short run begin to learn in time, and reserve no memory for rows that it never has."""
     algo, total = settings.algo, settings.run.total_env_steps
     if not isinstance(algo, ReplayConfig):
         return settings
@@ -304,8 +307,8 @@ def _derive_vectors(
     is_auto = settings.run.num_workers == AUTO_WORKERS
     settings = _choose_topology(settings, interface, cores, measured, best)
     run = settings.run
-    # One vector of all environments where nothing else steps any; or the vectors have threads of
-    # their own, or cannot use any, so cores do not divide them.
+    # One vector of all environments if the learner alone steps them, if native vectors have threads
+    # of their own, or if tensors are stepped at once.
     whole = (
         interface == "tensor"
         or (is_auto and run.num_workers == 0)
@@ -316,7 +319,8 @@ def _derive_vectors(
     workers = math.ceil(run.num_workers / learners) if run.num_workers > 0 else 0
     # Where the learner acts, one vector of a worker is stepped while another one waits.
     each = 2 if run.inference == "learner" else 1
-    # As many vectors as cores or, if there are more, as workers. The size decides bits.
+    # As many vectors as cores or, if there are more, as workers. The size changes last bits of
+    # results.
     vectors = each * max(workers, 1 if whole else of_cores)
     is_free = settings.source["envs_per_vector"].startswith(SUGGESTED)
     if not size or (is_free and (share % size or share // size < each * workers)):
@@ -391,7 +395,7 @@ def _fastest(
     cores: int,
     measured: Costs | None,
 ) -> Topology | None:
-    """Return the topology that ends the run soonest, if it depends on costs and these are known."""
+    """Return the topology that ends the run soonest; None if none is open, or costs are unknown."""
     if measured is None:
         return None
     run, learners = settings.run, _learner_counts(asked, settings, interface, cores)
@@ -420,7 +424,7 @@ def _overlaps(settings: Settings) -> list[tuple[int, bool]]:
 
 
 def _usual_lag(settings: Settings) -> int:
-    """Return the lag beside workers. It is 0 where a replay's learner is to use all cores."""
+    """Return the lag to use beside workers: 0 where a replay's learner is to use all cores."""
     data, threads = settings.algorithm.data, settings.run.learner_threads
     return int(data == "lag_corrected" or (data == "replay" and threads <= 1))
 
@@ -474,7 +478,7 @@ def _plain_workers(settings: Settings, interface: Interface, cores: int) -> int 
     if interface not in _STEPPED_ALONE:
         return 0
     if settings.algorithm.is_asynchronous(run.lag) or run.inference == "learner":
-        return -1  # they cannot be had without workers
+        return -1  # both need workers
     if settings.is_native() or not sys.platform.startswith("linux"):
         return 0  # native vectors have threads of their own
     if run.lag > 0:

@@ -28,6 +28,8 @@ PEER_NAMES = {
     "total_timesteps": "total_env_steps",
 }
 """Names in Stable-Baselines3 and CleanRL, for hints. An algorithm of one's own may have them."""
+_PEER_FLAGS = {"n_eval_episodes": "episodes", "render": "video", "render_mode": "video"}
+"""The same for flags that are no settings."""
 REMOVED = {"is_clip"}
 """Settings of former versions that have no successor."""
 VALUES = {("inference", "sampler"): "worker"}
@@ -55,7 +57,8 @@ def settings_of_file(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_peer_flags(names: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError for a flag that is another library's, and no flag of this command."""
+    """Raise ConfigError for a flag of another library, where this command has one like it."""
+    theirs = PEER_NAMES | _PEER_FLAGS
     for name in names:
-        if name in PEER_NAMES and name not in known:
-            raise ConfigError(f"There is no {flag(name)}. Did you mean {flag(PEER_NAMES[name])}?")
+        if name not in known and theirs.get(name) in known:
+            raise ConfigError(f"There is no {flag(name)}. Did you mean {flag(theirs[name])}?")

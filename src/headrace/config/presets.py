@@ -1,9 +1,10 @@
 """The shipped settings: presets of environments, and defaults by the kind of an environment.
 
-Both are TOML tables of settings that every algorithm takes where it has them. A table inside a
-table is for some algorithms: `off_policy` for those that learn from replay, `on_policy` for all
-others, or for the algorithm that it is named after, and those whose config extends that one's (APPO
-takes PPO's). Left out: how settings of all sources are merged (`resolve.py`).
+Both are TOML tables of settings. An algorithm ignores a setting that it does not have. A table
+inside a table holds for some algorithms only: `off_policy` for those that learn from replay,
+`on_policy` for all others, and one with an algorithm's name for that one and those whose config
+extends its config (APPO takes PPO's). Left out: how settings of all sources are merged
+(`resolve.py`).
 """
 
 import functools
@@ -34,7 +35,7 @@ def preset(env: str, algo: str) -> tuple[str, dict[str, Any]]:
 
 
 def defaults(spec: EnvSpec, algo: str, core: str = "none") -> tuple[str, dict[str, Any]]:
-    """Return the defaults for environments of this kind, and for `core`: the kind's name, values.
+    """Return the name of the environment's kind, and the defaults for it and for `core`.
 
     An algorithm outside the package has the defaults of its own class alone.
     """

@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import threadpoolctl
@@ -14,6 +16,8 @@ from headrace.distributed.child_process import SIGNALS, raise_open_files
 from headrace.errors import ConfigError
 
 _FILES_PER_WORKER = 7  # memory, pipes, a socket, and what a worker needs while it starts
+SAME_WITHIN_S = 0.5
+"""A second signal of the kind within this time is the same request: `timeout` sends two."""
 _SAVES = "saving after this step. Again: stop without saving."
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _MIB = 2**20
@@ -54,7 +58,7 @@ def interruptible() -> contextlib.AbstractContextManager[None]:
 class StopSignals:
     """Whether the run is to stop: signals set it, the loop asks.
 
-    A second signal interrupts at once.
+    A second signal interrupts at once, unless it comes within `SAME_WITHIN_S`.
 
     Args:
         says: what happens at the first signal, and at another one.
@@ -66,6 +70,7 @@ class StopSignals:
 
     def __init__(self, says: str = _SAVES, *, patient: bool = False) -> None:
         self.received, self._says, self._patient = 0, says, patient
+        self._received_at = -math.inf
         self.pass_on_to: list[int] = []
 
     def __call__(self) -> bool:
@@ -83,9 +88,12 @@ class StopSignals:
         if self._patient:
             self.received = number
             return
+        now = time.monotonic()
+        if number == self.received and now - self._received_at < SAME_WITHIN_S:
+            return
         if self.received:
             raise KeyboardInterrupt(number)
-        self.received = number
+        self.received, self._received_at = number, now
         for pid in self.pass_on_to:
             with contextlib.suppress(ProcessLookupError):  # a rank that has ended
                 os.kill(pid, number)

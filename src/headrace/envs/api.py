@@ -302,15 +302,22 @@ def check_fields(
     """
     fields = _FIELDS[method]
     if not isinstance(result, tuple | list) or len(result) != len(fields):
-        length = f" of {len(result)}" if isinstance(result, tuple | list) else ""
         raise EnvError(
-            f"{method} returned a {type(result).__name__}{length}; expected "
+            f"{method} returned {describe_result(result)}; expected "
             f"({', '.join(fields)}) ({position()}).\n"
             "Environments of Gym before 0.26 returned less: see "
             "https://gymnasium.farama.org/introduction/migration_guide/"
         )
     if method == "step" and reward:
         check_reward(result[1], position)
+
+
+def describe_result(result: Any) -> str:
+    """Return what a method returned, in words, where several values were expected."""
+    kind = type(result).__name__
+    if isinstance(result, tuple | list):
+        return f"a {kind} of {len(result)}"
+    return f"an object of class {kind}"
 
 
 def check_reward(reward: Any, position: Callable[[], str]) -> None:

@@ -166,7 +166,8 @@ class EnvMaker:
         except UsageError:
             raise
         except Exception as error:
-            raise env_error(error, f"while making {self.name} with {kwargs}") from error
+            given = f" with {kwargs}" if kwargs else ""
+            raise env_error(error, f"while making {self.name}{given}") from error
 
     def kernel(self) -> KernelEnv | None:
         """Make the kernel environment that is stepped compiled; None if it is not one."""
@@ -199,7 +200,7 @@ class EnvMaker:
         if not isinstance(vector, gymnasium.vector.VectorEnv):
             raise UsageError(
                 f"{self.name} takes num_envs and device, as what makes environments that step "
-                f"tensors, and made a {type(vector).__name__}.\n"
+                f"tensors, and made an object of class {type(vector).__name__}.\n"
                 "Expected a gymnasium.vector.VectorEnv of so many."
             )
         return vector
@@ -238,7 +239,8 @@ def _check_is_env(env: Any, maker: Any) -> None:
     for attribute in ("reset", "step", "close", "observation_space", "action_space"):
         if not hasattr(env, attribute):
             raise UsageError(
-                f"{maker} made a {type(env).__name__}, which has no `{attribute}`.\n"
+                f"{maker} made an object of class {type(env).__name__}, which has no "
+                f"`{attribute}`.\n"
                 "Expected a gymnasium.Env: reset, step, close, observation_space, action_space."
             )
 

@@ -143,5 +143,5 @@ def _not_found(env_id: str) -> str:
 
 
 def _bare(env_id: str) -> str:
-    """Return the name of an id alone, in small letters."""
-    return re.sub(r"-v\d+$", "", env_id.rsplit("/", 1)[-1]).lower()
+    """Return the name of an id alone, in small letters; Atari's had more before Gymnasium's."""
+    return re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", env_id.rsplit("/", 1)[-1]).lower()

@@ -42,7 +42,7 @@ def facts(family: Family | None = None, env_id: str = "") -> dict[str, Any]:
         "families": [
             {
                 "name": each.name,
-                "says": each.says,
+                "description": each.description,
                 "extra": each.extra,
                 "missing": _missing(each),
                 "more": each.more,
@@ -74,7 +74,8 @@ def describe_list() -> str:
         ids = f"{len(family.ids)}{' and more' if family.more else ''}"
         is_there = "no" if _missing(family) else "yes"
         lines.append(
-            f"{family.name:<16} {ids:<11} {family.extra or '-':<16} {is_there:<10} {family.says}"
+            f"{family.name:<16} {ids:<11} {family.extra or '-':<16} {is_there:<10} "
+            f"{family.description}"
         )
     lacking = next((f.extra for f in families().values() if _missing(f)), "")
     lines += [f"\nTo install an extra: {install_command(lacking)}"] if lacking else []
@@ -86,7 +87,7 @@ _HEAD = f"{'environment':<29} {'settings':<9} {'algo':<7} {'published':<16} ours
 
 def describe_family(family: Family) -> str:
     """Return a table of a family's ids: presets, published returns, and our own."""
-    lines = [f"{family.name}: {family.says}", *_installation(family), "", _HEAD]
+    lines = [f"{family.name}: {family.description}", *_installation(family), "", _HEAD]
     lines += [line for env_id in family.ids for line in _lines_of(env_id)]
     if family.more:
         lines.append(f"Others, too: {family.more}")

@@ -143,6 +143,12 @@ class Launch:
                 for note in _advice(job, error):
                     error.add_note(note)
             raise
+        except KeyboardInterrupt as stop:  # a second signal: the run was not saved
+            if any(job.run_dir.glob("checkpoints/step_*")):
+                stop.add_note(f"The newest checkpoint is whole. {resume_command(job)}")
+            elif job.run_dir.exists():
+                stop.add_note(f"Nothing was saved: {job.run_dir} has no checkpoint.")
+            raise
 
     def _connected(self, run: RunConfig) -> contextlib.AbstractContextManager[int | None]:
         """Connect to the run's cluster; yield the cores for its workers, None without a cluster."""
@@ -235,6 +241,8 @@ def _advice(job: Job, error: HeadraceError) -> Iterator[str]:
         and run.vectorization != "native"
     )
     flag = " --on-env-error restart" if could_drop else ""
+    if could_drop and not str(error).startswith("Traceback") and isinstance(job.maker.env, str):
+        yield f"What else does not fit: headrace check-env {run.env}"
     if could_drop:
         yield f"If it fails rarely:{flag} drops such an episode, and the run goes on."
     if any(job.run_dir.glob("checkpoints/step_*")):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.envs.api import describe_result
 from headrace.envs.games.game import Game, GameRows, number
 from headrace.errors import EnvError
 from headrace.spec import Array
@@ -79,9 +80,8 @@ class TurnGame(Game):
     def _last(self, i: int, rows: GameRows) -> tuple[Any, Any, bool, bool, Any]:
         result = self.env.last()
         if not isinstance(result, tuple | list) or len(result) != 5:
-            length = f" of {len(result)}" if isinstance(result, tuple | list) else ""
             raise EnvError(
-                f"last() of agent {self.names[i]} returned a {type(result).__name__}{length}; "
+                f"last() of agent {self.names[i]} returned {describe_result(result)}; "
                 "expected (observation, reward, terminated, truncated, info) "
                 f"({rows.position()})."
             )

@@ -43,7 +43,10 @@ def check_kwargs(name: str, function: Callable[..., Any], kwargs: dict[str, Any]
     try:
         inspect.signature(function).bind(**kwargs)
     except TypeError as error:
-        raise UsageError(f"{name} does not take the arguments {kwargs}: {error}") from None
+        raise UsageError(
+            f"{name} does not take the arguments {kwargs}: {error}.\n"
+            "Its arguments: --env-kwargs NAME=VALUE ..., in Python env_kwargs={...}."
+        ) from None
     except ValueError:
         pass  # built-ins have no signature
 

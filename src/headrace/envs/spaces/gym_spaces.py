@@ -143,6 +143,8 @@ _WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 def _why_not(space: Any) -> str:
     """Return why an observation, which is no Dict or Tuple, is not supported; "" if it is."""
     if isinstance(space, gymnasium.spaces.Box):
+        if not np.prod(space.shape):
+            return "it holds no number"
         is_too_wide = space.dtype == np.uint64 and bool((space.high >= 2**63).any())
         return "torch has no integers above 2**63 - 1" if is_too_wide else ""
     is_supported = isinstance(space, gymnasium.spaces.MultiBinary) or _choices(space) is not None
@@ -159,6 +161,12 @@ def _leaf(role: str, space: Any, notes: list[str]) -> Space:
         dtype = "float32" if is_float else _WIDER.get(given, given)
         if given in ("float64", *_WIDER):
             notes.append(f"the {role} is {given}, and stored as {dtype}")
+        if is_float and len(space.shape) == _IMAGE_AXES:
+            size = int(np.prod(space.shape))
+            notes.append(
+                f"the {role}, of shape {space.shape}, is taken as {size:,} numbers, and not as an "
+                "image: images are uint8"
+            )
         return Space("box", space.shape, dtype)
     if isinstance(space, gymnasium.spaces.MultiBinary):
         return Space("multi_binary", space.shape, "int8")
@@ -167,6 +175,7 @@ def _leaf(role: str, space: Any, notes: list[str]) -> Space:
     return choices
 
 
+_IMAGE_AXES = 3  # rows, columns and channels
 _MOST_CHOICES = 1000  # of a whole number of a Box
 _MOST_EXACT = 2**24  # float32 holds no larger integers exactly
 
@@ -175,6 +184,8 @@ def read_action(space: Any, name: str = "action") -> Space:
     """Describe a space of actions. Raises UnsupportedSpaceError, naming the space and its key."""
     if isinstance(space, _NESTED):
         return _product(space, name)
+    if isinstance(space, gymnasium.spaces.Box) and not np.prod(space.shape):
+        raise _unsupported(name, space, "it holds no number")
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (tuple(map(float, bound.ravel())) for bound in (space.low, space.high))
         return Space("box", space.shape, str(space.dtype), low, high)
@@ -233,13 +244,15 @@ def _unsupported(role: str, space: Any, reason: str) -> UnsupportedSpaceError:
             "gymnasium.wrappers.TransformObservation can make numbers of it, in a function of "
             "yours (--wrapper module:function)"
         )
-    return UnsupportedSpaceError(f"The {role} space cannot be used: {space} ({reason}).\n{remedy}.")
+    kind, _, key = role.partition(" ")
+    name = f"{kind} space {key}".rstrip()
+    return UnsupportedSpaceError(f"The {name} cannot be used: {space} ({reason}).\n{remedy}.")
 
 
 def _flattens(space: Any) -> bool:
     """Return whether Gymnasium can make one array of it, of numbers that a policy takes."""
     try:
         flat = gymnasium.spaces.flatten_space(space)
-        return isinstance(flat, gymnasium.spaces.Box) and flat.dtype != np.uint64
+        return isinstance(flat, gymnasium.spaces.Box) and not _why_not(flat)
     except (NotImplementedError, ValueError):  # of a custom space; of no parts
         return False
