@@ -68,7 +68,11 @@ class RankError(HeadraceError):
     """Another rank of the job that died, failed, or does not answer."""
 
 
-class RankLostError(RankError):
+class RanksChangedError(RankError):
+    """The ranks of the job change: those that are left go on, and another process joins them."""
+
+
+class RankLostError(RanksChangedError):
     """Another rank of the job that has died: others may go on without it."""
 
 

@@ -30,7 +30,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from headrace.distributed.shm_collectives import Exchange
-from headrace.errors import ConfigError, RankError, RankLostError
+from headrace.errors import ConfigError, RankError, RankLostError, RanksChangedError
 from headrace.meter import Meter
 
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
@@ -76,7 +76,7 @@ class Ranks:
         """Return the data, of any length, of every rank."""
         return [data]
 
-    def rejoin(self, error: RankLostError) -> str:
+    def rejoin(self, error: RanksChangedError) -> str:
         """Join the ranks that are left, and one in the place of each that was lost.
 
         Nothing may hold a module that `wrap` has returned: with it, connections stay open, and
@@ -87,7 +87,7 @@ class Ranks:
 
         Raises:
             RankError: no successor came.
-            RankLostError: `error`, if ranks are not replaced.
+            RanksChangedError: `error`, if ranks are not replaced.
         """
         raise error
 
@@ -252,7 +252,7 @@ class JoinedRanks(GroupRanks):
                 )
             stack.pop_all()
 
-    def rejoin(self, error: RankLostError) -> str:
+    def rejoin(self, error: RanksChangedError) -> str:
         if self._next_group is None:
             raise error
         losses = []

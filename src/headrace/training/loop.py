@@ -11,7 +11,7 @@ from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
 from headrace.envs.changes import EnvChange
-from headrace.errors import RankLostError
+from headrace.errors import RanksChangedError
 from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -75,7 +75,7 @@ class Loop:
                     pass
                 self._end()
                 break
-            except RankLostError as error:
+            except RanksChangedError as error:
                 self._rejoin(error)
 
     def _end(self) -> None:
@@ -103,7 +103,7 @@ class Loop:
             returns = {name: each.return_so_far for name, each in learner.learners.items()}
             raise LeavingError(OfOneRank(collector.state(), returns))
         if any(each["leaves"] for each in reports):
-            raise RankLostError("A rank has left, and another process takes its place.")
+            raise RanksChangedError("A rank has left, and another process takes its place.")
         if collected is None or not all(each["is_complete"] for each in reports):
             # A rank was told to stop: no rank learns from this batch.
             if collected is not None:
@@ -142,8 +142,8 @@ class Loop:
             meter.lap("checkpoint")
         return True
 
-    def _rejoin(self, error: RankLostError) -> None:
-        """Go on with the ranks that are left and the successors of those that were lost."""
+    def _rejoin(self, error: RanksChangedError) -> None:
+        """Go on with the ranks that are left and the successors of the others."""
         began = time.monotonic()
         agreed, losses = agree(
             self.ranks, self.learner, self.counters, self.league, self.iteration,

@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace.collectors.api import Ledger
 from headrace.config.settings import Settings
 from headrace.distributed.ranks import Ranks, gather_json
-from headrace.errors import RankLostError
+from headrace.errors import RankLostError, RanksChangedError
 from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.spec import Array
@@ -183,20 +183,21 @@ def agree(
     league: League | None,
     iteration: Iteration,
     saved_version: int = -1,
-    error: RankLostError | None = None,
+    error: RanksChangedError | None = None,
 ) -> tuple[Agreement, list[str]]:
     """Take over the state of the rank that got furthest. Called on all ranks at once.
 
     Args:
         saved_version: of the weights in the newest checkpoint.
-        error: the loss, of a rank that is left; None: this rank has taken the place of a lost one.
+        error: why the ranks change; None: this rank has taken the place of another one.
 
     Returns:
         The agreement, and the losses in words: more ranks may be lost meanwhile.
 
     Raises:
         RankError: no successor came.
-        RankLostError: `error`, if ranks are not replaced; or nobody is left who has learned.
+        RanksChangedError: `error`, if ranks are not replaced.
+        RankLostError: nobody is left who has learned.
     """
     losses = []
     while True:
@@ -207,7 +208,7 @@ def agree(
             if error is not None:
                 learner.join_ranks()
             agreed = _agree(ranks, learner, counters, league, iteration, saved_version)
-        except RankLostError as another:
+        except RanksChangedError as another:
             error = another
         else:
             if agreed is None:
