@@ -44,8 +44,8 @@ A figure is the return of the last 100 training episodes: mean of the seeds ± i
 (number of seeds). *Evaluated* is the final policy in 100 episodes, likeliest actions. *Passes*: our
 mean is at least Stable-Baselines3's (often of one seed: a run of it takes long). APPO: its gain
 over random actions is at least 85 % of PPO's, and that of its worst seed at least half. *Open*:
-seeds of ours are missing. *s* are seconds of training; runs shared the machine, so that they are
-no benchmark."""
+seeds of ours are missing. With one seed (1), a difference below the spread of others says nothing.
+*s* are seconds of training; runs shared the machine, so that they are no benchmark."""
 
 
 @dataclass(frozen=True)

@@ -291,12 +291,21 @@ def test_machine_of_one_of_two_learners_is_lost(tmp_path, measured):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_four_learners_learn_cartpole_where_two_machines_go_and_two_come(tmp_path, measured, seed):
+@pytest.mark.parametrize(
+    ("env", "env_steps", "least", "seed"),
+    [
+        *(("CartPole-v1", 99_840, 400, seed) for seed in (1, 2, 3)),
+        # Undisturbed, seeds 1 to 3 returned 1,443, 1,973 and 1,337; so 1,233, 1,962 and 1,494.
+        ("HalfCheetah-v5", 200_704, 1_000, 1),
+    ],
+)
+def test_four_learners_learn_where_two_machines_go_and_two_come(
+    tmp_path, measured, env, env_steps, least, seed
+):
     """Each update has the whole batch: the run learns what an undisturbed one learns."""
     one = {"CPU": 1, "learner": 1}
-    words = ["CartPole-v1", "--num-learners", 4, "--num-workers", 0, "--seed", seed]
-    words += ["--learner-resources", "learner=1", "--cluster"]
+    words = [env, "--num-learners", 4, "--num-workers", 0, "--seed", seed]
+    words += ["--total-env-steps", env_steps, "--learner-resources", "learner=1", "--cluster"]
     with (
         machines({"CPU": 1}, one, one, one, one) as cluster,
         Run(tmp_path, *words, cluster.address) as run,
@@ -314,10 +323,10 @@ def test_four_learners_learn_cartpole_where_two_machines_go_and_two_come(tmp_pat
     assert "begin again" not in run.text
     ledger = summary["ledger"]
     assert ledger["collected"] == ledger["learned"] + summary["lost_env_steps"] + ledger["remade"]
-    assert ledger["learned"] == summary["env_steps"] >= 99_000
-    assert summary["mean_return"] >= 400
+    assert ledger["learned"] == summary["env_steps"] == env_steps
+    assert summary["mean_return"] >= least
     measured(
-        "F20", f"four learners on four machines, on two, on four again: CartPole's mean return "
+        "F20", f"four learners on four machines, on two, on four again: {env}'s mean return "
         f"{summary['mean_return']:.0f}, seed {seed}", lost_env_steps=summary["lost_env_steps"],
     )  # fmt: skip
 
