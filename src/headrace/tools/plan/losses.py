@@ -33,7 +33,7 @@ class Recovery:
     waits: bool
 
 
-TODAY = Recovery(24.0, keeps_work=False, waits=True)
+TODAY = Recovery(7.4, keeps_work=False, waits=True)
 """Of learners on GPUs. docs/cluster.md, F20: a learner's machine is lost."""
 
 
