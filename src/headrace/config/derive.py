@@ -47,7 +47,6 @@ LEAST_GPU_WORK_UNRECORDED = 15_000_000
 CPU_LEARNERS = (2, 4, 8)
 """The numbers of learners to choose from on a machine without GPUs, besides one."""
 
-
 _STEPPED_ALONE: tuple[Interface, ...] = ("gym", *GAMES)
 """Interfaces whose environments are stepped one by one: each worker can have a part of them."""
 
@@ -249,11 +248,9 @@ def _derive_minibatches(settings: Settings) -> Settings:
     given, follows = pair[::-1] if algo.minibatch_size else pair
     settings = settings.follow_algo(f"follows {given}", **{follows: values[follows]})
     if values[given] != (wanted := getattr(algo, given)):
-        whole = "fit the batch"
-        if given == "minibatch_size" and settings.network.core != "none":
-            whole = f"whole sequences of {settings.run.num_steps} steps"
-        words = f"+, {wanted} rounded to {whole}"
-        settings = settings.follow_algo(words, **{given: values[given]})
+        of_core = given == "minibatch_size" and settings.network.core != "none"
+        fits = f"whole sequences of {settings.run.num_steps} steps" if of_core else "fit the batch"
+        return settings.follow_algo(f"+, {wanted} rounded to {fits}", **{given: values[given]})
     return settings
 
 
@@ -319,8 +316,7 @@ def _derive_vectors(
     workers = math.ceil(run.num_workers / learners) if run.num_workers > 0 else 0
     # Where the learner acts, one vector of a worker is stepped while another one waits.
     each = 2 if run.inference == "learner" else 1
-    # As many vectors as cores or, if there are more, as workers. The size changes last bits of
-    # results.
+    # As many vectors as cores or, if there are more, as workers. Last bits of results depend on it.
     vectors = each * max(workers, 1 if whole else of_cores)
     is_free = settings.source["envs_per_vector"].startswith(SUGGESTED)
     if not size or (is_free and (share % size or share // size < each * workers)):
