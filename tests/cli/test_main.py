@@ -265,7 +265,6 @@ def test_an_id_without_a_version_gets_the_newest_and_its_preset(tmp_path):
         (["train", "--env", "CartPole-v1"], 2, ["Did you mean headrace train CartPole-v1?"]),
         (["CartPole-v1"], 2, ["Did you mean headrace train CartPole-v1?"]),
         (["eval", "nowhere", "--n-eval-episodes", "5"], 2, ["Did you mean --episodes?"]),
-        (["eval", "nowhere", "--learning-rate", "5"], 2, ["--learning-rate"]),
         (["train", "nothing-like-it"], 2, ["headrace list"]),
         (["train", "tests.support:Counting", "--env-kwargs", "cells=4"], 2, ["cells"]),
     ],

@@ -154,6 +154,8 @@ def test_signal_ends_a_run_and_keeps_a_whole_checkpoint(
     ends = {128 + signals[-1]} | ({-signal.SIGTERM} if phase == "start" else set())
     assert process.returncode in ends, err
     assert "Traceback" not in err
+    if len(signals) > 1 and phase in ("rollout", "update", "save"):
+        assert "checkpoint are lost.\nTo go on: headrace resume run" in err
     assert run_dir.left_mark(tmp_path / "run") is None
     if phase in ("rollout", "update", "save", "close"):
         saved = checkpoint.newest(tmp_path / "run")  # a warning of a damaged one would be an error

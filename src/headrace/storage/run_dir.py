@@ -217,10 +217,15 @@ def writable(path: Path) -> Iterator[None]:
         ) from None
 
 
+def has_checkpoint(path: Path) -> bool:
+    """Return whether a run directory has a checkpoint."""
+    return any(path.glob("checkpoints/step_*"))
+
+
 def refuse_used(path: Path) -> None:
     """Raise RunDirError if the directory holds a run already."""
     if (path / _CONFIG).exists():
-        begun = any(path.glob("checkpoints/step_*"))
+        begun = has_checkpoint(path)
         raise RunDirError(
             f"The run directory {path} holds a run already"
             + (

@@ -98,7 +98,7 @@ class Launch:
                 inspected = calibrated(inspected)
             job = inspected.job(run_dir, cores=cores, quiet=self._out is None)
             is_restart = attempt is not None and attempt.is_restart
-            if is_restart and any(run_dir.glob("checkpoints/step_*")):
+            if is_restart and rundir.has_checkpoint(run_dir):
                 _refuse_another(run_dir, job.settings)
                 return self.resume(run_dir, replace(inspected, explicit={}))
             with self._held(run_dir):
@@ -144,8 +144,10 @@ class Launch:
                     error.add_note(note)
             raise
         except KeyboardInterrupt as stop:  # a second signal: the run was not saved
-            if any(job.run_dir.glob("checkpoints/step_*")):
-                stop.add_note(f"The newest checkpoint is whole. {resume_command(job)}")
+            if rundir.has_checkpoint(job.run_dir):
+                stop.add_note("Env steps since the newest checkpoint are lost.")
+                if self._attempt is None:  # torchrun's command is another one
+                    stop.add_note(resume_command(job))
             elif job.run_dir.exists():
                 stop.add_note(f"Nothing was saved: {job.run_dir} has no checkpoint.")
             raise
@@ -245,7 +247,7 @@ def _advice(job: Job, error: HeadraceError) -> Iterator[str]:
         yield f"What else does not fit: headrace check-env {run.env}"
     if could_drop:
         yield f"If it fails rarely:{flag} drops such an episode, and the run goes on."
-    if any(job.run_dir.glob("checkpoints/step_*")):
+    if rundir.has_checkpoint(job.run_dir):
         yield resume_command(job) + flag
 
 

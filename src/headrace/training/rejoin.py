@@ -208,7 +208,7 @@ def agree(
             if error is not None:
                 learner.join_ranks()
             agreed = _agree(ranks, learner, counters, league, iteration, saved_version)
-        except RanksChangedError as another:
+        except RankLostError as another:
             error = another
         else:
             if agreed is None:

@@ -187,7 +187,7 @@ def describe_start(job: Job, ranks: Ranks, compute: str) -> str:
             is_auto = origin.startswith("auto,")
             word = f"{flag(name)} {flat[name]}" if is_auto else f"{name}={flat[name]}"
             by_origin.setdefault(origin, []).append(word)
-    lines += [f"  {each}: {' '.join(by_origin[each])}" for each in sorted(by_origin, key=_rank)]
+    lines += [f"  {each}: {' '.join(by_origin[each])}" for each in sorted(by_origin, key=_place)]
     lines += [f"  note: {note}" for note in spec.notes]
     if run.inference == "learner" and run.num_vectors < 2 * run.num_workers:
         lines.append(
@@ -197,7 +197,7 @@ def describe_start(job: Job, ranks: Ranks, compute: str) -> str:
     return "\n".join([*lines, f"  all settings: {job.run_dir}/config.json"])
 
 
-def _rank(origin: str) -> int:
+def _place(origin: str) -> int:
     """Return the place of a line of `describe_start`: what the user gave, or a file, is first."""
     kinds = ("preset", "defaults", "auto", "follows")
     return next((i for i, kind in enumerate(kinds, 1) if origin.startswith(kind)), 0)

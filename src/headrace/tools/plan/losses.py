@@ -34,7 +34,8 @@ class Recovery:
 
 
 TODAY = Recovery(7.4, keeps_work=False, waits=True)
-"""Of learners on GPUs. docs/cluster.md, F20: a learner's machine is lost."""
+"""Of learners on GPUs, by the seconds that a learner on a CPU takes, and no GPU was measured:
+docs/cluster.md, F20, a learner's machine is lost."""
 
 
 def checkpoint_interval_s(plan: MachinePlan, checkpoint_s: float) -> float:

@@ -35,6 +35,7 @@ from headrace.envs.changes import as_changes
 from headrace.errors import RankError, RankLostError
 from headrace.meter import Meter
 from headrace.storage import checkpoint
+from headrace.storage.run_dir import has_checkpoint
 from headrace.timeouts import RestartRate
 from headrace.training.job import Job
 from headrace.training.log import Display
@@ -92,7 +93,7 @@ def run_on_cluster(
 def _from_newest_checkpoint(job: Job, group: "_LearnerGroup", display: Display) -> Job:
     """Return the job as it continues from its newest checkpoint, or from the beginning."""
     saved = None
-    if any(job.run_dir.glob("checkpoints/step_*")):
+    if has_checkpoint(job.run_dir):
         saved = checkpoint.newest(job.run_dir)
     saved_steps = 0 if saved is None else int(saved.manifest["counters"]["env_steps"])
     again = max(0, group.env_steps - saved_steps)

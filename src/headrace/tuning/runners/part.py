@@ -17,6 +17,7 @@ from headrace.evaluation.evaluate import evaluate
 from headrace.evaluation.trained_policies import load_policies
 from headrace.learner.frozen import random_names
 from headrace.storage.metrics import read_metrics, total_seconds
+from headrace.storage.run_dir import has_checkpoint
 from headrace.training.job import RunRequest
 from headrace.training.launch import Launch
 from headrace.training.rank import RunResult
@@ -66,7 +67,7 @@ def run_part(orders: bytes, pipe: Any) -> None:
 
 def _train(part: Part, run_dir: Path) -> RunResult:
     launch = Launch(pause_at=part.until)
-    if any(run_dir.glob("checkpoints/step_*")):
+    if has_checkpoint(run_dir):
         return launch.resume(run_dir, replace(part.request, explicit=part.schedules))
     if run_dir.exists():  # a process was killed before its first checkpoint
         shutil.rmtree(run_dir)
