@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace import batch
+from headrace.spec import Array
 
 Modules = Mapping[str, nn.Module]
 """Modules by name, such as the policies of a run."""
@@ -22,8 +23,8 @@ class FlatWeights:
     """
 
     def __init__(self, modules: Modules, buffer: Any) -> None:
-        slots = batch.views(_layout(modules), torch.frombuffer(buffer, dtype=torch.uint8))
-        self._slots = list(slots.values())
+        self._whole = torch.frombuffer(buffer, dtype=torch.uint8)
+        self._slots = list(batch.views(_layout(modules), self._whole).values())
 
     @staticmethod
     def num_bytes(modules: Modules) -> int:
@@ -35,6 +36,10 @@ class FlatWeights:
         """Copy the modules' state into the buffer."""
         for slot, tensor in zip(self._slots, _state(modules), strict=True):
             slot.copy_(tensor)
+
+    def copy(self, flat: Array) -> None:
+        """Copy what lay in another buffer of the same modules, `[num_bytes(modules)]` uint8."""
+        self._whole[: len(flat)].copy_(torch.from_numpy(flat))
 
     @torch.no_grad()
     def pull(self, modules: Modules) -> None:
@@ -90,6 +95,12 @@ class Published:
         """Write the version after `newest`, or any first version."""
         self._begun[0] = version
         self._parts[version % 2].publish(modules)
+        self._written[0] = version
+
+    def publish_copy(self, flat: Array, version: int) -> None:
+        """Write a version that was published elsewhere; `flat`: as `FlatWeights` lays it out."""
+        self._begun[0] = version
+        self._parts[version % 2].copy(flat)
         self._written[0] = version
 
     def pull(self, modules: Modules, version: int | None = None) -> int:

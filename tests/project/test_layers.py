@@ -28,7 +28,7 @@ ONLY_IN = {
     "pettingzoo": ("envs/kernels/pettingzoo_adapter.py",),
     "ray": (
         "collectors/backends/ray_actors.py",
-        "collectors/backends/ray_worker.py",
+        "collectors/backends/ray_host.py",
         "distributed/ray_internals.py",
         "training/ray/",
         "tuning/runners/cluster.py",
@@ -169,7 +169,7 @@ def test_environment_variables_are_read_where_processes_start():
     assert users == {
         "__init__.py",
         "cli/main.py",
-        "collectors/backends/ray_worker.py",
+        "collectors/backends/ray_host.py",
         "envs/check/plays.py",
         "distributed/local_ranks.py",
         "training/launch.py",

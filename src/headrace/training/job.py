@@ -46,7 +46,7 @@ class Job:
     Attributes:
         eval_maker, eval_spec: of the environment of evaluations.
         saved: checkpoint to resume from; every rank's machine must have its directory.
-        room_for: on a cluster: number of a rank's workers that fit at the start.
+        machines: on a cluster: id of a machine for each worker that fits at the start.
         rolled_back: on a cluster: env steps to learn from again after the loss of a learner; None:
             the first start.
         pause_at: env steps after which this process saves and ends, although the run goes on; 0: it
@@ -64,7 +64,7 @@ class Job:
     run_dir: Path
     saved: Checkpoint | None
     quiet: bool
-    room_for: int = 0
+    machines: tuple[str, ...] = ()
     rolled_back: int | None = None
     pause_at: int = 0
     has_on_update: bool = False

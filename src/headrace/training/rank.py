@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -402,17 +402,18 @@ def build_collector(
         return InlineCollector(plan, meter, stop, saved, say)
     kind = AsynchronousCollector if plan.asynchronous else SynchronousCollector
     if run.cluster:
-        return kind(plan, num_workers, stop, saved, say, _ray_backend(run, job.room_for))
+        machines = job.machines[ranks.rank :: ranks.size]
+        return kind(plan, num_workers, stop, saved, say, _ray_backend(run, machines))
     check_open_files(num_workers)
     return kind(plan, num_workers, stop, saved, say)
 
 
-def _ray_backend(run: RunConfig, room_for: int) -> BackendFactory:
+def _ray_backend(run: RunConfig, machines: Sequence[str]) -> BackendFactory:
     # Ray is an extra.
     from headrace.collectors.backends.ray_actors import Needs, RayBackend
 
     resources, labels = demands(run.worker_resources)
-    return partial(RayBackend, needs=Needs(run.cpus_per_worker, resources, labels, room_for))
+    return partial(RayBackend, needs=Needs(run.cpus_per_worker, resources, labels, machines))
 
 
 @contextlib.contextmanager

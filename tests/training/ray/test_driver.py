@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 import ray
 import torch
@@ -19,7 +18,6 @@ import headrace
 from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends import ray_actors
 from headrace.collectors.backends.ray_actors import Needs, RayBackend
-from headrace.collectors.backends.ray_worker import ReceivedWeights
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.resolve import resolve, values_for_resume
 from headrace.config.run_config import RunConfig, demands
@@ -81,9 +79,10 @@ def no_actors_left():
 
 
 def actors(
-    plan, num_workers=2, stop=never, state=None, say=print, kind=SynchronousCollector, **needs
+    plan, num_workers=2, stop=never, state=None, say=print, kind=SynchronousCollector, room=CORES
 ):
-    make_backend = functools.partial(RayBackend, needs=Needs(**needs))
+    here = ray.get_runtime_context().get_node_id()
+    make_backend = functools.partial(RayBackend, needs=Needs(machines=[here] * room))
     _open.append(kind(plan, num_workers, stop, state, say, make_backend))
     return _open[-1]
 
@@ -191,27 +190,6 @@ def test_asynchronous_workers_act_with_newer_weights_and_deliver_each_step_once(
     assert ledger.collected == learned + ledger.lost
 
 
-def test_late_weights_do_not_become_the_newest():
-    plan = plan_for(Counting)
-    versions = [policies_for(plan, seed=version) for version in range(3)]
-    flat = []
-    for policies in versions:
-        flat.append(np.empty(FlatWeights.num_bytes(policies), np.uint8))
-        FlatWeights(policies, flat[-1]).publish(policies)
-        flat[-1].flags.writeable = False  # as they come out of an object store
-    received, pulled = ReceivedWeights(), policies_for(plan, seed=9)
-    for version in (1, 2, 1):
-        received.take(version, flat[version])
-    for asked, given in ((None, 2), (1, 1)):
-        assert received.pull(pulled, asked) == given
-        for name, tensor in pulled["default"].state_dict().items():
-            assert tensor.equal(versions[given]["default"].state_dict()[name])
-    received.take(0, flat[0])
-    assert received.newest == 2
-    with pytest.raises(KeyError):
-        received.pull(pulled, 0)
-
-
 @pytest.fixture
 def no_patience(monkeypatch):
     monkeypatch.setattr(ray_actors, "_SHARE_AFTER_S", 0.2)
@@ -224,7 +202,7 @@ def test_workers_share_an_actor_until_there_is_a_machine(cluster, no_patience):
     plan = plan_for(short_cartpole, num_steps=20, num_envs=6)
     keep = ray.remote(num_cpus=CORES - 1)(_Nothing).remote()  # room for one is left
     ray.get(keep.__ray_ready__.remote())
-    one, many = inline(plan), actors(plan, num_workers=3, at_once=1)
+    one, many = inline(plan), actors(plan, num_workers=3, room=1)
     up = []
     for version in itertools.count():
         for collector in (one, many):
@@ -235,7 +213,7 @@ def test_workers_share_an_actor_until_there_is_a_machine(cluster, no_patience):
         up.append(b.metrics["workers_up"])
         if version == 2:
             ray.kill(keep)
-        if up[-1] == 3 and many.workers[2].host is many.workers[2].actor:
+        if up[-1] == 3 and many.workers[2].host is many.workers[2].home:
             break
         for collector in (one, many):
             collector.release_batch(more=True)
@@ -254,10 +232,10 @@ def test_asynchronous_worker_that_moves_loses_only_its_begun_fragments(cluster, 
     plan = plan_for(Counting, num_steps=50, lag=2, asynchronous=True)
     keep = ray.remote(num_cpus=CORES - 1)(_Nothing).remote()
     ray.get(keep.__ray_ready__.remote())
-    collector = actors(plan, kind=AsynchronousCollector, at_once=1)
+    collector = actors(plan, kind=AsynchronousCollector, room=1)
     learned, up = 0, []
     mover = collector.workers[1]
-    while not up or up[-1] < 2 or mover.host is not mover.actor:
+    while not up or up[-1] < 2 or mover.host is not mover.home:
         collector.publish(policies_for(plan), len(up))
         batch = collector.collect()
         learned += batch.env_steps
@@ -547,7 +525,7 @@ def _ask(address):
 def test_worker_starts_without_a_compiler():
     """Its imports are most of what a worker's start takes."""
     code = (
-        "import sys, headrace.collectors.backends.ray_worker;print('torch._dynamo' in sys.modules)"
+        "import sys, headrace.collectors.backends.worker_host;print('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr

@@ -100,7 +100,7 @@ class ProcessWorker(WorkerHandle):
         messages = [m for m in messages if not isinstance(m, Done) or m.generation == writer]
         return [*messages, Exited(self.child.cause())] if has_ended else messages
 
-    def progress(self, orders: list[WorkOrder]) -> object:
+    def progress(self, orders: list[WorkOrder]) -> tuple[int, int]:
         """Return laps, and rows that are not written: one step of a vector may be long."""
         return self.memory.laps[0], self._unwritten(orders)
 
@@ -169,10 +169,10 @@ class ProcessBackend(WorkerBackend):
             )
         policies = plan.build_policies()
         plan_fd = file_in_memory("plan", pickled(plan, "worker processes"))
-        weights_fd, weights = _shared_memory("weights", Published.num_bytes(policies))
+        weights_fd, weights = shared_memory("weights", Published.num_bytes(policies))
         self._published = Published(policies, weights)
         sizes = [WorkerMemory.num_bytes(plan, len(share)) for share in shares]
-        memory_fd, memory = _shared_memory("fragments", sum(sizes))
+        memory_fd, memory = shared_memory("fragments", sum(sizes))
         self._fds = [weights_fd, memory_fd, plan_fd]  # as `worker_main.main` takes them
         self._inference: InferenceServer | None = None
         if plan.inference_device is not None:
@@ -225,7 +225,7 @@ class ProcessBackend(WorkerBackend):
             os.close(self._fds.pop())
 
 
-def _shared_memory(name: str, size: int) -> tuple[int, mmap.mmap]:
+def shared_memory(name: str, size: int) -> tuple[int, mmap.mmap]:
     """Make anonymous shared memory, which is gone with the last process that has it open."""
     fd = os.memfd_create(f"headrace {name}")
     os.ftruncate(fd, size)

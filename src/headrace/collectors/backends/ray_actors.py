@@ -1,139 +1,168 @@
-"""Workers as Ray actors, on any machine of a cluster.
+"""Workers on the machines of a Ray cluster.
 
-Each worker has its own actor, which starts when a machine has room. Until then, or if its machine
-is lost, it runs in another worker's actor. A worker leaves a machine that is about to be taken
-away. Fragments come straight from the worker's machine; each machine fetches each version of the
-weights once. At most 1 + lag calls of each vector are under way. The actor: `ray_worker.py`.
+Each machine that has room gets a host of this rank's workers there: an actor (`ray_host.py`), which
+connects to the learner. A worker has a place in a host. Until that is up, or if its machine is
+lost, it runs in another host. A worker leaves a machine that is about to be taken away.
 """
 
 import contextlib
 import math
 import os
+import select
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace.batch import Fragments, unpack
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.api import (
     Done,
     Exited,
+    Failed,
     LostWork,
     Message,
+    Ready,
     WorkerBackend,
     WorkerHandle,
     WorkerSetup,
     WorkOrder,
 )
-from headrace.collectors.backends.ray_worker import INSTALLED_THERE, Beat, WorkerActor
+from headrace.collectors.backends.ray_host import HostActor
+from headrace.collectors.backends.worker_host import (
+    INSTALLED_THERE,
+    Beat,
+    Beats,
+    Close,
+    Drop,
+    Fill,
+    Leave,
+    Said,
+    Stack,
+    Start,
+    Stop,
+    Weights,
+)
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.distributed import ray_internals
-from headrace.distributed.channel import pickled
-from headrace.errors import WorkerError
+from headrace.distributed.channel import Door, Listener, NetworkChannel, pickled
+from headrace.errors import HeadraceError, WorkerError
 from headrace.models.policy import Policy
-from headrace.timeouts import LEAST_LIMIT_S, RestartRate, StallTimer
+from headrace.spec import Array
+from headrace.timeouts import RestartRate, StallTimer
 from headrace.weights import FlatWeights
 
-_CONTROL = "control"  # calls that need not wait for a fragment
-_UNREACHABLE_S = 20.0  # without a sign of life, where no step is known to take longer
-_CHECK_EVERY_S = 2.0  # at the seldomest: whether all actors are alive
-_STACK_WITHIN_S = 0.5
-_WITH_A_CALL = 100 * 1024  # bytes: Ray's own limit for what it does not put into an object store
+_UNREACHABLE_S = 20.0  # without a sign of life
+_CHECK_EVERY_S = 2.0  # whether all hosts are alive, and machines stay
+_STACK_WITHIN_S = 2.0
+_CAUSE_WITHIN_S = 2.0  # until Ray knows why a connection has ended
 _LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
-# Until a worker shares an actor; at the start there is room, and imports take long.
+# Until a worker shares a host; at the start there is room, and imports take long.
 _SHARE_AFTER_S, _FIRST_SHARE_AFTER_S = 5.0, 60.0
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirements of an actor on its machine.
+    """Requirements of a worker on its machine.
 
     Attributes:
         resources: amounts of Ray's custom resources.
-        at_once: number of this rank's actors that fit now. The others are requested one after
-            the other, so that ranks share new machines.
+        machines: ids of the machines that have room now, one for each of the first workers. Places
+            for the others are requested one after the other, so that ranks share new machines.
     """
 
     num_cpus: float = 1.0
     resources: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    at_once: int = 1 << 30
+    machines: Sequence[str] = ()
 
 
-class _Actor:
-    """An actor, from when it is requested."""
+class _Host:
+    """A host, from when it is requested.
 
-    def __init__(self, needs: Needs, plan: Any) -> None:
-        options: Any = {"concurrency_groups": {_CONTROL: 1}, "num_gpus": 0, "max_restarts": 0}
-        options["enable_task_events"] = False  # a tenth of what a call takes
-        actor_class: Any = ray.remote(**options)(WorkerActor)
+    Args:
+        places: number of workers that it has room for.
+        machine: where it is to be; "": wherever there is room.
+    """
+
+    def __init__(self, needs: Needs, places: int, machine: str, door: Door, number: int) -> None:
+        actor_class: Any = ray.remote(num_gpus=0, max_restarts=0)(HostActor)
+        strategy: Any = NodeAffinitySchedulingStrategy(machine, soft=False) if machine else "SPREAD"
+        has_labels = needs.labels and not machine
         self.handle = actor_class.options(
-            scheduling_strategy="SPREAD",
-            num_cpus=needs.num_cpus,
-            resources=needs.resources,
-            **({"label_selector": needs.labels} if needs.labels else {}),
-        ).remote(plan, os.getcwd())
-        self.hello = self.handle.hello.remote()
+            scheduling_strategy=strategy,
+            num_cpus=needs.num_cpus * places,
+            resources={name: amount * places for name, amount in needs.resources.items()},
+            **({"label_selector": needs.labels} if has_labels else {}),
+        ).remote(os.getcwd(), door, number)
+        self.places, self.number, self.since = places, number, time.monotonic()
+        self.patience_s = _FIRST_SHARE_AFTER_S if machine else _SHARE_AFTER_S
+        self.connected = self.handle.connect.remote()
+        self.served: Any = None  # the call in which it hosts workers
+        self.channel: NetworkChannel | None = None
         self.node = ""  # its machine, once it is up
         self.workers: list[RayWorkerHandle] = []  # that run here
         self.beats: dict[int, Beat] = {}  # by worker
-        self.has_weights = False  # came with an order
-        self._stall = StallTimer()
-        self._request, self._num_answers = None, 0
+        self._stall, self._num_read = StallTimer(), 0
 
-    def control(self, method: str, *arguments: Any) -> Any:
-        """Call a method that need not wait for a fragment."""
-        return getattr(self.handle, method).options(concurrency_group=_CONTROL).remote(*arguments)
+    def send(self, message: Any) -> None:
+        """Send a message. If the host is gone, reading finds out."""
+        if self.channel is not None:
+            with contextlib.suppress(OSError):
+                self.channel.send(message)
 
-    def request_beats(self) -> None:
-        """Read the signs of life, if they have come, and request the next ones."""
-        if self._request is not None and ray.wait([self._request], timeout=0)[0]:
-            with contextlib.suppress(RayError):  # it is lost, which other calls say as well
-                self.beats = ray.get(self._request)
-            self._request, self._num_answers = None, self._num_answers + 1
-        if self._request is None:
-            self._request = self.control("beat")
+    def take(self) -> list[Any]:
+        """Return the messages that have come. Raise EOFError if the host is gone."""
+        assert self.channel is not None
+        self._num_read += 1
+        return self.channel.take()
 
-    def lost_machine(self) -> bool:
-        """Return True if it died because its machine was lost, perhaps before it was up."""
-        return ray_internals.died_with_its_node(self.handle)
+    def end(self) -> None:
+        """Kill it, and its workers with it."""
+        ray.kill(self.handle)
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
     def silent_s(self, now: float) -> float:
-        """Return for how long it has not answered."""
-        return self._stall.lasts(now, self._num_answers) if self._request is not None else 0.0
+        """Return for how long nothing has come from it."""
+        return self._stall.lasts(now, self._num_read)
 
 
 def _exited(error: RayError, node: str) -> Exited:
-    """Describe how an actor has ended, and whether its work may be the cause."""
+    """Describe how a host has ended, and whether its work may be the cause."""
     nodes: Any = ray.nodes  # it has no types
     alive = {each["NodeID"] for each in nodes() if each["Alive"]}
     if node not in alive or getattr(error, "preempted", False):
         return Exited("was on a machine that is gone", counts=False)
     if type(error).__name__ == "ActorUnavailableError":
         return Exited(f"cannot be reached\n{error}", counts=False)
-    return Exited(f"died\n{error}")
+    return Exited(f"lost the process that hosts it\n{error}")
 
 
 class RayWorkerHandle(WorkerHandle):
-    """A worker in an actor: its own, or for a while another worker's."""
+    """A worker in a host: where it has its place, or for a while in another one."""
 
     def __init__(self, index: int, vectors: list[int], backend: "RayBackend") -> None:
         super().__init__(index, vectors)
         self._backend = backend
-        self.requested: _Actor | None = None  # its actor, until that is up
-        self.actor: _Actor | None = None  # its actor, once that is up
-        self.host: _Actor | None = None  # the actor in which it runs
-        self.waiting: tuple[WorkerSetup, float] | None = None  # for an actor, since when
+        self.requested: _Host | None = None  # where its place will be
+        self.home: _Host | None = None  # where its place is, once that is up
+        self.host: _Host | None = None  # in which it runs
+        self.waiting: tuple[WorkerSetup, float] | None = None  # for a host, since when
+        self.generation = 0
+        self.num_pending = 0  # requests that are not answered
         self.messages: list[Message] = []  # not read yet
         self.filled: dict[tuple[int, int], Fragments] = {}  # by vector and buffer
         self.given_back: int | None = None  # env steps, because it moves; None: it stays
+        self._last_beat: Beat | None = None  # of a process that is lost
+        self._lost: LostWork | None = None  # by a process whose host has counted it
 
     @property
     def is_running(self) -> bool:
@@ -146,20 +175,18 @@ class RayWorkerHandle(WorkerHandle):
         self.waiting = setup, time.monotonic()
         self._backend.place_workers()
 
-    def send(self, order: WorkOrder) -> None:
-        weights, host = self._backend.weights, self.host
-        version = max(weights) if order.version is None else order.version
-        has_weights = order.version is None and host is not None and host.has_weights
-        self.call("fill", (order, version), None if has_weights else weights[version])
-        if host is not None:
-            host.has_weights = True
+    def start_in(self, host: _Host) -> None:
+        """Start in a host."""
+        assert self.waiting is not None
+        setup, _ = self.waiting
+        self.waiting, self.host, self.generation, self.num_pending = None, host, setup.generation, 0
+        self._last_beat = self._lost = None
+        host.workers.append(self)
+        host.beats.pop(self.index, None)
+        self._request(Start(self.index, setup))
 
-    def call(self, method: str, content: tuple[Any, ...], *arguments: Any) -> None:
-        """Call a method for this worker, which returns a message."""
-        if self.host is not None:  # else it is gone, which `poll` says
-            packed = cloudpickle.dumps((self.index, *content))
-            ref = getattr(self.host.handle, method).remote(packed, *arguments)
-            self._backend.calls[ref] = self
+    def send(self, order: WorkOrder) -> None:
+        self._request(Fill(self.index, order))
 
     def poll(self) -> list[Message]:
         messages, self.messages = self.messages, []
@@ -169,20 +196,15 @@ class RayWorkerHandle(WorkerHandle):
         """Return the last sign of life. A worker that waits for a machine makes progress."""
         if self.waiting is not None:
             return object()
-        return (beat := self._beat()) and (beat.laps, beat.taken)
+        return (beat := self._beat()) and beat.progress
 
     def stack(self) -> str:
-        if self.host is None:
-            return ""
-        try:
-            return str(ray.get(self.host.control("stack"), timeout=_STACK_WITHIN_S))
-        except RayError:
-            return ""
+        return "" if self.host is None else self._backend.stack(self.host, self.index)
 
     def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
         beat = self._beat()
         if beat is None or beat.order not in orders:
-            return "between two fragments, or in the first seconds of one"
+            return "between two fragments, or in the first moments of one"
         plan = self._backend.plan
         n = plan.envs_per_vector
         vectors = [v for v, _, _ in beat.order.fragments]
@@ -192,29 +214,54 @@ class RayWorkerHandle(WorkerHandle):
             f"{self.name}"
         )
 
+    def hear(self, said: Said) -> None:
+        """Take a message of the process that does its work now."""
+        message = said.message
+        if isinstance(message, Ready | Done):
+            self.num_pending -= 1
+        if isinstance(message, Exited):
+            self._lost = said.lost
+            self.leave_host()
+        elif isinstance(message, Done) and message.result.whole:
+            self._backend.unpack(self, message.order, said)
+        elif isinstance(message, Done) and self.given_back is not None:
+            self.given_back += message.result.taken
+            return
+        self.messages.append(message)
+
     def lose(self, orders: list[WorkOrder]) -> LostWork:
-        """End the actor, if the worker still runs there. Count the steps of the last beat."""
-        beat, plan, backend = self._beat(), self._backend.plan, self._backend
+        """End the process, if there is one. Count what is known of its steps."""
+        beat, plan = self._beat(), self._backend.plan
         taken = self.given_back or 0
-        if beat is not None and beat.order in orders:
+        if self._lost is not None:
+            taken += self._lost.taken
+        elif beat is not None and beat.order in orders:
             taken += beat.taken
         whole = plan.num_steps * plan.envs_per_vector
         left = whole * sum(len(order.fragments) for order in orders) - taken
         self.waiting = self.given_back = None
-        backend.calls = {ref: worker for ref, worker in backend.calls.items() if worker is not self}
-        if (host := self.host) is not None:
-            self.host = None
-            host.workers.remove(self)
-            hung = f"shared its process with {self.name}, which hung"
-            backend.lose_actor(host, Exited(hung, counts=False))  # unless that is known
+        if (host := self.leave_host()) is not None:
+            host.send(Drop(self.index, at_once=True))
         return LostWork(taken, left)
 
+    def leave_host(self) -> _Host | None:
+        """Note that it runs nowhere. Return where it ran."""
+        host, self._last_beat, self.host = self.host, self._beat(), None
+        if host is not None:
+            host.workers.remove(self)
+        return host
+
+    def _request(self, message: Start | Fill) -> None:
+        if self.host is not None:  # else it is gone, which `poll` says
+            self.num_pending += 1
+            self.host.send(message)
+
     def _beat(self) -> Beat | None:
-        return self.host.beats.get(self.index) if self.host is not None else None
+        return self._last_beat if self.host is None else self.host.beats.get(self.index)
 
 
 class RayBackend(WorkerBackend):
-    """The actors of a rank. Raises UsageError if the environment cannot be sent to them."""
+    """The hosts of a rank. Raises UsageError if the environment cannot be sent to them."""
 
     workers: list[RayWorkerHandle]
 
@@ -226,45 +273,45 @@ class RayBackend(WorkerBackend):
         policies = plan.build_policies()
         self._flat = np.zeros(FlatWeights.num_bytes(policies), np.uint8)
         self._to_send = FlatWeights(policies, self._flat)
-        self.weights: dict[int, Any] = {}  # by version: the newest two
+        self._weights: dict[int, Array] = {}  # by version: the newest two
         self.workers = [RayWorkerHandle(i, share, self) for i, share in enumerate(shares)]
-        self.calls: dict[Any, RayWorkerHandle] = {}  # under way
-        self._num_requested = 0  # actors, so far
-        self._leaving: list[_Actor] = []  # their machines are about to be taken away
+        util: Any = ray.util  # it has no types
+        self._listener = Listener(util.get_node_ip_address())
+        self._poll, self._hosts = select.poll(), dict[int, _Host]()  # that are up, by descriptor
+        self._num_requested = 0  # hosts, so far
+        self._leaving: list[_Host] = []  # their machines are about to be taken away
         self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
         self._node = ray.get_runtime_context().get_node_id()
-        self._checked_at, self._check_every_s = 0.0, _CHECK_EVERY_S
-        self._newest_at = 0.0  # when the last actor came up
+        self._checked_at = 0.0
+        self._newest_at = 0.0  # when the last host came up
         self._failed_starts = RestartRate(plan.guards.max_restarts)
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
+        self._closed: list[HeadraceError | None] = []
+        groups: dict[str, list[RayWorkerHandle]] = {}
+        for worker, machine in zip(self.workers, self._needs.machines, strict=False):
+            groups.setdefault(machine, []).append(worker)
+        for machine, workers in groups.items():
+            self._request(workers, machine)
 
     def publish(self, policies: Mapping[str, Policy], version: int) -> None:
         self._to_send.publish(policies)
-        is_small = self._flat.nbytes <= _WITH_A_CALL
-        self.weights[version] = self._flat.tobytes() if is_small else ray.put(self._flat)
-        self.weights.pop(version - 2, None)
-        self._num_bytes["weights"] += self._flat.nbytes
-        if self.plan.asynchronous:
-            for actor in self._hosts():
-                self._send_newest(actor)
+        self._weights[version] = self._flat.copy()
+        self._weights.pop(version - 2, None)
+        for host in self._hosts.values():
+            self._send_weights(host, version)
 
     def wait(self, wait_s: float) -> list[RayWorkerHandle]:
         now = time.monotonic()
-        if now - self._checked_at >= self._check_every_s:
+        self._find_hosts(now)
+        if now - self._checked_at >= _CHECK_EVERY_S:
             self._checked_at = now
-            self._request_beats()
+            self._find_departures()
+            self._find_ended()
         self.place_workers()
-        coming = {w.requested.hello: w for w in self.workers if w.requested is not None}
-        refs = [*self.calls, *coming]
         wait_s = 0.0 if any(worker.messages for worker in self.workers) else wait_s
-        if not refs:
-            time.sleep(wait_s)  # a back-off passes: there is nothing to wait for
-        elif ray.wait(refs, timeout=wait_s)[0]:
-            for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
-                if ref in coming:
-                    self._on_ready(coming[ref], now)
-                elif ref in self.calls:
-                    self._receive(ref)
+        for descriptor, _ in self._poll.poll(1000 * wait_s):
+            if (host := self._hosts.get(descriptor)) is not None:
+                self._read(host)
         return [worker for worker in self.workers if worker.messages]
 
     def departures(self) -> Iterator[tuple[RayWorkerHandle, int]]:
@@ -272,169 +319,232 @@ class RayBackend(WorkerBackend):
             host = worker.host
             if host is None or worker.messages or not self._must_leave(worker, host):
                 continue
-            if worker not in self.calls.values():
-                self._detach(worker, host)
+            if not worker.num_pending:
+                worker.leave_host()
+                host.send(Drop(worker.index))
+                if host in self._leaving and not host.workers:
+                    host.send(Close())
                 given_back, worker.given_back = worker.given_back or 0, None
                 yield worker, given_back
             elif self.plan.asynchronous and worker.given_back is None:
                 # Else there is a moment without orders, before the next batch.
                 worker.given_back = 0
-                host.control("leave", worker.index)
+                host.send(Leave(worker.index))
 
     def check(self, now: float, limit_s: float) -> None:
-        self._check_every_s = min(_CHECK_EVERY_S, limit_s / 4)  # answers are read at the next one
-        usual_s = limit_s if limit_s > LEAST_LIMIT_S else 0.0
-        # A step that holds Python's lock gives no sign of life either.
-        unreachable_s = max(_UNREACHABLE_S, self.plan.guards.env_timeout_s or usual_s)
-        for actor in self._actors():
-            starting = any(worker.index not in actor.beats for worker in actor.workers)
-            longest_s = unreachable_s * (TIMES_AS_LONG_TO_START if starting else 1)
-            if actor.silent_s(now) > longest_s:
+        for host in list(self._hosts.values()):
+            starting = any(worker.index not in host.beats for worker in host.workers)
+            longest_s = _UNREACHABLE_S * (TIMES_AS_LONG_TO_START if starting else 1)
+            if host.silent_s(now) > longest_s:
                 silent = f"has given no sign of life for {longest_s:g} s"
-                self.lose_actor(actor, Exited(silent, counts=False))
+                self._lose(host, Exited(silent, counts=False))
 
     def stop(self) -> None:
-        for actor in self._actors():
-            actor.control("stop")
+        for host in self._hosts.values():
+            host.send(Stop())
 
     def metrics(self) -> dict[str, float]:
         metrics = {f"{name}_bytes": float(count) for name, count in self._num_bytes.items()}
         self._num_bytes = dict.fromkeys(self._num_bytes, 0)
-        return metrics | {"workers_up": float(len(self._hosts()))}
+        return metrics | {"workers_up": float(sum(w.home is not None for w in self.workers))}
 
     def close(self, within_s: float) -> None:
-        actors, failed = self._actors(), None
-        closing = [actor.handle.close.remote() for actor in actors]
+        deadline = time.monotonic() + within_s
         try:
-            if closing:
-                closing, _ = ray.wait(closing, num_returns=len(closing), timeout=within_s)
-            for ref in closing:
-                with contextlib.suppress(RayError):  # it is gone already
-                    failed = ray.get(ref) or failed
+            for host in self._hosts.values():
+                host.send(Close())
+            while self._hosts and (left_s := deadline - time.monotonic()) > 0:
+                for descriptor, _ in self._poll.poll(1000 * left_s):
+                    self._read(self._hosts[descriptor])
         finally:
-            for actor in [*actors, *(w.requested for w in self.workers if w.requested)]:
-                ray.kill(actor.handle)
-            self._leaving, self.calls, self.weights = [], {}, {}
+            self._listener.close()
+            for host in {*self._hosts.values(), *self._coming()}:
+                self._forget(host)
+            self._leaving, self._weights = [], {}
             for worker in self.workers:
-                worker.requested = worker.actor = worker.host = worker.waiting = None
+                worker.requested = worker.home = worker.host = worker.waiting = None
                 worker.filled = {}
-        if failed is not None:
-            raise failed
+        for error in self._closed:
+            if error is not None:
+                raise error
 
     def place_workers(self) -> None:
-        """Request actors, and have waiting workers start where they can."""
-        num_coming = sum(worker.requested is not None for worker in self.workers)
-        for worker in self.workers:
-            may_request = self._num_requested < self._needs.at_once or not num_coming
-            if worker.actor is None and worker.requested is None and may_request:
-                worker.requested = _Actor(self._needs, self._plan_ref)
-                self._num_requested, num_coming = self._num_requested + 1, num_coming + 1
-        now, hosts = time.monotonic(), self._hosts()
+        """Request places, and have waiting workers start where they can."""
+        now = time.monotonic()
+        for host in self._coming():
+            if host.places > 1 and now - host.since > host.patience_s:  # smaller ones may fit
+                self._forget(host)
+        if not self._coming():
+            homeless = [worker for worker in self.workers if worker.home is None]
+            if homeless:
+                self._request(homeless[:1])
+        hosts = self._where_to_run()
         for worker in self.workers:
             if worker.waiting is None:
                 continue
             setup, since = worker.waiting
-            is_first = setup.generation == 1 and worker.index < self._needs.at_once
+            is_first = setup.generation == 1 and worker.index < len(self._needs.machines)
             share_after_s = _FIRST_SHARE_AFTER_S if is_first else _SHARE_AFTER_S
-            if worker.actor is not None:
-                self._start(worker, worker.actor, setup)
+            if worker.home is not None:
+                worker.start_in(worker.home)
             elif hosts and now - max(since, self._newest_at) > share_after_s:
-                self._start(worker, min(hosts, key=lambda actor: len(actor.workers)), setup)
+                worker.start_in(min(hosts, key=lambda host: len(host.workers) / host.places))
 
-    def lose_actor(self, actor: _Actor, exited: Exited) -> None:
-        """Kill an actor, unless it is known to be lost, and report its workers as ended."""
-        if actor not in self._actors():
+    def unpack(self, worker: RayWorkerHandle, order: WorkOrder, said: Said) -> None:
+        """Take the fragments that fill an order."""
+        parts, num_finals = iter(said.parts), iter(said.num_finals)
+        for v, buffer, _ in order.fragments:
+            worker.filled[v, buffer] = tuple(
+                unpack(layout, next(num_finals), parts) for layout in self._layouts
+            )
+        size = sum(part.nbytes for part in said.parts)
+        is_remote = worker.host is not None and worker.host.node != self._node
+        self._num_bytes["fragments"] += size
+        self._num_bytes["fragments_remote"] += size * is_remote
+
+    def stack(self, host: _Host, index: int) -> str:
+        """Return the stack of a worker in a host; "": unknown."""
+        host.send(Stack(index))
+        deadline = time.monotonic() + _STACK_WITHIN_S
+        while host.channel is not None and (left_s := deadline - time.monotonic()) > 0:
+            for descriptor, _ in self._poll.poll(1000 * left_s):
+                for message in self._read(self._hosts[descriptor]):
+                    if isinstance(message, Stack) and message.worker == index:
+                        return message.text
+        return ""
+
+    def _request(self, workers: list[RayWorkerHandle], machine: str = "") -> None:
+        """Request a host with places for these workers."""
+        self._num_requested += 1
+        door = self._listener.door
+        host = _Host(self._needs, len(workers), machine, door, self._num_requested)
+        for worker in workers:
+            worker.requested = host
+
+    def _coming(self) -> list[_Host]:
+        return list(dict.fromkeys(w.requested for w in self.workers if w.requested is not None))
+
+    def _where_to_run(self) -> list[_Host]:
+        """Return hosts; one on a machine that goes away only if there is no other."""
+        homes = dict.fromkeys(w.home for w in self.workers if w.home is not None)
+        return list(homes) or [host for host in self._leaving if host.channel is not None]
+
+    def _find_hosts(self, now: float) -> None:
+        """Find the requested hosts that are up, or could not be made."""
+        if not (coming := {host.connected: host for host in self._coming()}):
             return
-        ray.kill(actor.handle)
-        for worker in actor.workers:
-            worker.messages.append(exited)
-        if actor in self._leaving:
-            self._leaving.remove(actor)
-        for worker in self.workers:
-            if worker.actor is actor:
-                worker.actor = None
+        for ref in ray.wait(list(coming), num_returns=len(coming), timeout=0)[0]:
+            host = coming[ref]
+            try:
+                host.node, host.channel = ray.get(ref), self._listener.accept(host.number)
+            except (RayError, OSError) as error:
+                self._on_failed_start(host, error, now)
+                continue
+            host.served, self._newest_at = host.handle.serve.remote(self._plan_ref), now
+            self._hosts[host.channel.fileno()] = host
+            self._poll.register(host.channel, select.POLLIN)
+            for worker in self.workers:
+                if worker.requested is host:
+                    worker.requested, worker.home = None, host
+            for version in sorted(self._weights):
+                self._send_weights(host, version)
 
-    def _receive(self, ref: Any) -> None:
-        worker = self.calls.pop(ref)
-        host = worker.host
-        assert host is not None
-        try:
-            packed, *parts = ray.get(ref)
-        except RayError as error:
-            self.lose_actor(host, _exited(error, host.node))
-            return
-        message, num_finals = cloudpickle.loads(packed)
-        if isinstance(message, Done):
-            if worker.given_back is not None and not message.result.whole:
-                worker.given_back += message.result.taken
-                return
-            if message.result.whole:
-                left, finals = iter(parts), iter(num_finals)
-                for v, buffer, _ in message.order.fragments:
-                    worker.filled[v, buffer] = tuple(
-                        unpack(layout, next(finals), left) for layout in self._layouts
-                    )
-                size = sum(part.nbytes for part in parts)
-                self._num_bytes["fragments"] += size
-                self._num_bytes["fragments_remote"] += size * (host.node != self._node)
-        worker.messages.append(message)
+    def _on_failed_start(self, host: _Host, error: Exception, now: float) -> None:
+        """Have it requested again, or raise WorkerError."""
+        is_lost = ray_internals.died_with_its_node(host.handle)
+        self._forget(host)
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, OSError):
+            name = ":".join(map(str, self._listener.door.address))
+            remedy = f"It must reach the learner at {name}: let machines reach each other."
+        else:
+            remedy = INSTALLED_THERE
+        failed = getattr(error, "actor_init_failed", False)
+        if failed or not (is_lost or self._failed_starts.again(now)):
+            raise WorkerError(
+                f"{error}\nWorkers did not start on a machine of the cluster. {remedy}"
+            ) from None
 
-    def _on_ready(self, worker: RayWorkerHandle, now: float) -> None:
-        """Note that the actor of a worker is up, or could not be made."""
-        actor, worker.requested = worker.requested, None
-        assert actor is not None
-        try:
-            actor.node, self._newest_at = ray.get(actor.hello), now
-        except RayError as error:  # it is requested again
-            failed = getattr(error, "actor_init_failed", False)
-            if failed or not (actor.lost_machine() or self._failed_starts.again(now)):
-                raise WorkerError(
-                    f"{error}\nA worker did not start on a machine of the cluster. "
-                    f"{INSTALLED_THERE}"
-                ) from None
-            return
-        worker.actor = actor
-        if self.plan.asynchronous and self.weights:
-            self._send_newest(actor)
-
-    def _send_newest(self, actor: _Actor) -> None:
-        newest = max(self.weights)
-        actor.control("newer", newest, self.weights[newest])
-
-    def _must_leave(self, worker: RayWorkerHandle, host: _Actor) -> bool:
-        """Return True if its actor is up elsewhere, or it must move to another machine."""
-        if worker.actor not in (None, host):
-            return True
-        left_s = self._draining.get(host.node, math.inf) - time.time()
-        return left_s < _LEAVE_BEFORE_S and host not in self._hosts()
-
-    def _detach(self, worker: RayWorkerHandle, host: _Actor) -> None:
-        worker.host = None
-        host.workers.remove(worker)
-        host.handle.drop.remote(worker.index)
-        if host in self._leaving and not host.workers:
-            self._leaving.remove(host)
-            ray.kill(host.handle)
-
-    def _start(self, worker: RayWorkerHandle, actor: _Actor, setup: WorkerSetup) -> None:
-        worker.waiting, worker.host = None, actor
-        actor.workers.append(worker)
-        actor.beats.pop(worker.index, None)
-        worker.call("start", (setup,))
-
-    def _actors(self) -> list[_Actor]:  # that are up
-        return [w.actor for w in self.workers if w.actor is not None] + self._leaving
-
-    def _hosts(self) -> list[_Actor]:
-        """Return where workers can run: on a machine that goes away only if there is no other."""
-        return [w.actor for w in self.workers if w.actor is not None] or self._leaving
-
-    def _request_beats(self) -> None:
-        """Request signs of life of all actors; find the machines that are about to go away."""
+    def _find_departures(self) -> None:
+        """Find the machines that are about to go away."""
         self._draining = ray_internals.draining_nodes()
         for worker in self.workers:
-            if (actor := worker.actor) is not None and actor.node in self._draining:
-                worker.actor = None
-                self._leaving.append(actor)
-        for actor in self._actors():
-            actor.request_beats()
+            if (home := worker.home) is not None and home.node in self._draining:
+                worker.home = None
+                if home not in self._leaving:
+                    self._leaving.append(home)
+
+    def _find_ended(self) -> None:
+        """Find the hosts whose processes have ended, which their connections may not tell."""
+        served = {host.served: host for host in self._hosts.values()}
+        if served:
+            for ref in ray.wait(list(served), num_returns=len(served), timeout=0)[0]:
+                self._on_ended(served[ref])
+
+    def _on_ended(self, host: _Host) -> None:
+        """Report a host that has ended, once Ray knows why."""
+        exited = Exited("has lost its connection to the learner", counts=False)
+        if ray.wait([host.served], timeout=_CAUSE_WITHIN_S)[0]:
+            try:
+                ray.get(host.served)
+            except RayTaskError as error:
+                text = f"{error}\nWorkers failed on a machine of the cluster. {INSTALLED_THERE}"
+                for worker in host.workers:
+                    worker.messages.append(Failed(WorkerError(text)))
+            except RayError as error:
+                exited = _exited(error, host.node)
+        self._lose(host, exited)
+
+    def _lose(self, host: _Host, exited: Exited) -> None:
+        """End a host, report its workers as ended, and request places for them."""
+        homeless = [worker for worker in self.workers if worker.home is host]
+        for worker in list(host.workers):
+            worker.leave_host()
+            worker.messages.append(exited)
+        self._forget(host)
+        if homeless:
+            self._request(homeless)
+
+    def _forget(self, host: _Host) -> None:
+        """End a host that has no workers, or was not up."""
+        if host.channel is not None:
+            self._poll.unregister(host.channel)
+            del self._hosts[host.channel.fileno()]
+        host.end()
+        if host in self._leaving:
+            self._leaving.remove(host)
+        for worker in self.workers:
+            worker.requested = None if worker.requested is host else worker.requested
+            worker.home = None if worker.home is host else worker.home
+
+    def _read(self, host: _Host) -> list[Any]:
+        """Read what has come from a host, and return it."""
+        try:
+            messages = host.take()
+        except EOFError:
+            self._on_ended(host)
+            return []
+        for message in messages:
+            match message:
+                case Said(worker=index):
+                    worker = self.workers[index]
+                    if worker.host is host and worker.generation == message.generation:
+                        worker.hear(message)
+                case Beats():
+                    host.beats = message.beats
+                case Close():
+                    self._closed.append(message.error)
+                    self._forget(host)
+        return messages
+
+    def _send_weights(self, host: _Host, version: int) -> None:
+        flat = self._weights[version]
+        host.send(Weights(version, flat))
+        self._num_bytes["weights"] += flat.nbytes
+
+    def _must_leave(self, worker: RayWorkerHandle, host: _Host) -> bool:
+        """Return True if its place is up elsewhere, or it must move to another machine."""
+        if worker.home not in (None, host):
+            return True
+        left_s = self._draining.get(host.node, math.inf) - time.time()
+        return left_s < _LEAVE_BEFORE_S and host not in self._where_to_run()

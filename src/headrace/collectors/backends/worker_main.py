@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import cloudpickle
+import numpy as np
 import threadpoolctl
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ from headrace.distributed.child_process import read_file
 from headrace.errors import HeadraceError, WorkerError
 from headrace.meter import Meter
 from headrace.models.policy import Actor
+from headrace.spec import Array
 from headrace.weights import Modules, Published
 
 REQUEST = struct.Struct("=5q")
@@ -52,12 +54,13 @@ _ALIVE_EVERY_S = 0.1  # a worker that waits shows that it is alive
 
 
 class WorkerMemory:
-    """A worker's piece of shared memory: three numbers, then the fragments of its vectors.
+    """A worker's piece of shared memory: four numbers, then the fragments of its vectors.
 
     Attributes:
         laps: number of laps of the worker's meter, `[1]` as the next two.
         generation: generation of the process that writes.
         turn: the vector that is being stepped, if orders are interleaved; else -1.
+        leave: 1: this worker is to give its orders back.
         fragments: buffers by vector.
     """
 
@@ -69,14 +72,21 @@ class WorkerMemory:
         self.offset = offset
         numbers = memoryview(memory)[offset : offset + self._HEADER].cast("q")
         self.laps, self.generation, self.turn = numbers[0:1], numbers[1:2], numbers[2:3]
+        self.leave = numbers[3:4]
         layouts, size = plan.layouts, _num_bytes(plan)
         self.fragments: dict[int, list[Fragments]] = {v: [] for v in vectors}
         first = offset + self._HEADER
-        for buffers in self.fragments.values():
-            for _ in range(plan.num_buffers):
+        self._pieces: dict[tuple[int, int], memoryview] = {}
+        for v, buffers in self.fragments.items():
+            for buffer in range(plan.num_buffers):
                 piece = memoryview(memory)[first : first + size]
+                self._pieces[v, buffer] = piece
                 buffers.append(batch.allocate_all(layouts, piece, fresh=fresh))
                 first += size
+
+    def piece(self, vector: int, buffer: int) -> Array:
+        """Return the bytes of a vector's fragments in one buffer."""
+        return np.frombuffer(self._pieces[vector, buffer], np.uint8)
 
     @classmethod
     def num_bytes(cls, plan: SamplingPlan, num_vectors: int) -> int:
@@ -111,7 +121,7 @@ class WorkerContext:
 
     def should_stop(self) -> bool:
         """Return True if the worker is to give up."""
-        return self.published.stop[0] != 0
+        return self.published.stop[0] != 0 or self.memory.leave[0] != 0
 
     def deliver(self, order: WorkOrder, result: RolloutResult) -> None:
         """Send what was done of an order."""

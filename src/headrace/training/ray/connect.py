@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def connected(run: RunConfig) -> Iterator[int]:
     workers = max(cpu_cores(), run.num_workers) * run.cpus_per_worker
     learners = max(1, run.num_learners) * max(1, run.learner_threads)
     with to_cluster(run.cluster, math.ceil(workers + learners)):
-        yield cpu_cores() if run.cluster == "local" else room_for(run, taken={})
+        yield cpu_cores() if run.cluster == "local" else room_for(run)
 
 
 @contextlib.contextmanager
@@ -59,10 +60,18 @@ def to_cluster(cluster: str, cores: int) -> Iterator[None]:
         yield
 
 
-def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
-    """Return the number of workers that fit; `taken` is the learners' cores by machine."""
+def room_for(run: RunConfig) -> int:
+    """Return the number of workers that fit, if there are no learners."""
+    return len(machines_for(run, taken={}))
+
+
+def machines_for(run: RunConfig, taken: Mapping[str, float]) -> list[str]:
+    """Return the id of a machine for each worker that fits, spread over machines.
+
+    `taken` is the learners' cores by machine.
+    """
     amounts, labels = demands(run.worker_resources)
-    total = 0
+    rows: list[list[str]] = []
     for node in _ray().nodes():
         if not node["Alive"] or any(node["Labels"].get(k) != v for k, v in labels.items()):
             continue
@@ -71,8 +80,8 @@ def room_for(run: RunConfig, taken: Mapping[str, float]) -> int:
         needs = {name: amount for name, amount in amounts.items() if amount}
         needs |= {"CPU": run.cpus_per_worker} if run.cpus_per_worker else {}
         fits = [math.floor(has.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()]
-        total += max(0, min(fits, default=run.num_workers))
-    return total
+        rows.append([node["NodeID"]] * max(0, min(fits, default=run.num_workers)))
+    return [each for column in zip_longest(*rows) for each in column if each is not None]
 
 
 def describe_machines() -> str:

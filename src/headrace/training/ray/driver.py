@@ -40,7 +40,7 @@ from headrace.timeouts import RestartRate
 from headrace.training.job import Job
 from headrace.training.log import Display
 from headrace.training.rank import RunResult
-from headrace.training.ray.connect import room_for
+from headrace.training.ray.connect import machines_for
 from headrace.training.ray.learner_actor import LearnerActor, Meeting, own_address
 from headrace.training.ray.placement import Places, num_gpus, wait_for_placement
 from headrace.training.rejoin import OfOneRank, max_replaced, may_move
@@ -142,8 +142,7 @@ class _LearnerGroup:
         taken: dict[str, float] = {}
         for node in self._places.all():
             taken[node] = taken.get(node, 0.0) + run.learner_threads
-        room = max(1, room_for(run, taken) // run.num_learners)
-        self._job = replace(job, room_for=room)
+        self._job = replace(job, machines=tuple(machines_for(run, taken)))
         self._store = host_store(own_address())
         self._group, self._coming = 0, dict[int, float]()  # successors, and since when
         self._moves: dict[int, _Move] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from headrace.collectors.backends.ray_worker import work_in
+from headrace.collectors.backends.ray_host import work_in
 from headrace.config.run_config import RunConfig
 from headrace.distributed.groups import connect_store, join
 from headrace.distributed.local_ranks import Failure

@@ -107,7 +107,7 @@ class ClusterRunner(Runner):
     def slots(self) -> int:
         needs = RunConfig(cpus_per_worker=self._cores)
         # At least one: a cluster may start machines when something waits for them.
-        return self._parallel or max(1, room_for(needs, taken={}))
+        return self._parallel or max(1, room_for(needs))
 
     @property
     def keys(self) -> list[Any]:

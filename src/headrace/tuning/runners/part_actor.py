@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headrace.collectors.backends.ray_worker import work_in
+from headrace.collectors.backends.ray_host import work_in
 from headrace.distributed import child_process
 from headrace.distributed.local_ranks import environment
 from headrace.errors import RunDirError
