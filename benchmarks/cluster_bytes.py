@@ -26,7 +26,7 @@ from benchmarks.harness.one_turn import TurnError, Work, take_turn
 from benchmarks.peers.works import Settings
 
 NAME = "cluster_bytes"
-ROLES = ("driver", "learner", "worker", "raylet", "the rest of Ray")
+ROLES = ("driver", "learner", "host", "raylet", "the rest of Ray")
 
 
 def watched(name, settings, updates, workers, *flags):

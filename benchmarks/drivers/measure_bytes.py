@@ -46,7 +46,7 @@ CLOSED = {
 }
 WORDS = "headrace/training/ray/driver.py"
 """It calls learners for what is to be shown; all other objects are experience, weights, plans."""
-HOLDING = ("driver", "learner", "worker")
+HOLDING = ("driver", "learner", "host")
 """Who could hold experience and weights; Ray's own processes are told together."""
 NODES = ("head", "node 1", "node 2")
 COUNTED = ("fragments_bytes", "fragments_remote_bytes", "weights_bytes")
@@ -136,8 +136,8 @@ class Watch:
             role = "driver"
         elif program.startswith("ray::LearnerActor"):
             role = "learner"
-        elif program.startswith("ray::WorkerActor"):
-            role = "worker"
+        elif program.startswith("ray::HostActor"):
+            role = "host"
         elif program == "raylet":
             role = "raylet"
         else:

@@ -35,6 +35,7 @@ HEALTH_CHECKS = {
     "RAY_health_check_failure_threshold": "4",
 }
 """Of the head, as docs/cluster.md and deploy/ have them."""
+FORKS = "multiprocessing.forkserver"
 START_WITHIN_S = 150  # of a machine that is busy
 
 
@@ -74,15 +75,31 @@ def until(true, within_s, what):
 
 
 def actors(kind, below=None):
-    """Process ids of actors ("WorkerActor", "LearnerActor"), of a machine or of all."""
-    found = []
+    """Process ids of actors ("HostActor", "LearnerActor"), of a machine or of all."""
+    known = _processes()
+    return sorted(
+        pid
+        for pid, (words, parent) in known.items()
+        if words.startswith(f"ray::{kind}") and below in (None, parent)
+    )
+
+
+def workers(below=None):
+    """Process ids of workers, of a machine or of all: a host's server has forked them."""
+    known, hosts = _processes(), actors("HostActor", below)
+    servers = {pid for pid, (words, parent) in known.items() if parent in hosts and FORKS in words}
+    return sorted(pid for pid, (_, parent) in known.items() if parent in servers)
+
+
+def _processes():
+    """Command line and parent of each process that this one has started, and theirs."""
+    known = {}
     for pid in children():
         with contextlib.suppress(OSError, IndexError):  # gone meanwhile
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            if words.startswith(f"ray::{kind}") and below in (None, parent):
-                found.append(pid)
-    return sorted(found)
+            known[pid] = words, parent
+    return known
 
 
 class Run:
@@ -150,7 +167,7 @@ class Run:
         """Their processes, once there are so many, and none of these."""
 
         def found():
-            pids = actors("WorkerActor")
+            pids = workers()
             return pids if len(pids) == count and not set(pids) & set(but) else None
 
         return self._until(found, within_s, f"{count} workers")

@@ -29,6 +29,7 @@ from tests.faults.cluster_support import (
     until,
 )
 from tests.faults.test_env import assert_balanced
+from tests.support import still_alive
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
@@ -81,9 +82,34 @@ def test_killed_worker_is_replaced(tmp_path, measured, algo):
     )  # fmt: skip
 
 
+def test_killed_host_of_workers_is_replaced(tmp_path, measured):
+    with (
+        machines({"CPU": 1} | LEARNER, {"CPU": 2} | WORKER) as cluster,
+        Run(tmp_path, *paced(cluster, tmp_path, *PPO)) as run,
+    ):
+        run.updates(3)
+        before = run.workers(2)
+        [host] = actors("HostActor")
+        os.kill(host, signal.SIGKILL)
+        killed = time.monotonic()
+        seen = run.heard("^Worker . lost the process that hosts it")
+        run.workers(2, but=before)
+        back = all_home(run, 2, run.iteration)
+        assert still_alive(before, 5) == []
+        summary = run.finished()
+    assert_balanced(summary)
+    assert summary["restarts"] == 2
+    assert summary["lost_env_steps"] == 0 <= summary["ledger"]["remade"] <= 4 * 16
+    assert_as_undisturbed(run)
+    measured(
+        "F20", "kill -9 of the process that hosts two workers", detect_s=seen - killed,
+        recover_s=back - seen, recover_within_s=30, lost_env_steps=0,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("algo", [PPO, APPO], ids=["ppo", "appo"])
 def test_lost_machine_of_workers_is_replaced_by_another(tmp_path, measured, algo):
-    """Meanwhile workers share actors; a lost machine does not count for their restarts."""
+    """Meanwhile workers share a host; a lost machine does not count for their restarts."""
     one = {"CPU": 1} | WORKER
     with (
         machines({"CPU": 1} | LEARNER, one, one) as cluster,

@@ -23,6 +23,7 @@ from tests.faults.cluster_support import (
     machines,
     paced,
     until,
+    workers,
 )
 from tests.faults.test_env import assert_balanced
 from tests.support import children, still_alive
@@ -187,14 +188,14 @@ def test_f20_the_driver_is_killed_and_the_run_resumed(tmp_path, measured, where)
             theirs = (
                 group_of(run)
                 if where == "local"
-                else {*actors("WorkerActor"), *actors("LearnerActor")}
+                else {*workers(), *actors("HostActor"), *actors("LearnerActor")}
             )
             assert len(theirs) >= 3, theirs
             os.kill(run.process.pid, signal.SIGKILL)
             killed = time.monotonic()
             assert still_alive(theirs, 50) == []
             gone = time.monotonic() - killed
-        assert not any(map(actors, ("WorkerActor", "LearnerActor")))
+        assert not any([*workers(), *actors("HostActor"), *actors("LearnerActor")])
         (tmp_path / "hurry").touch()
         env = "tests.faults.cluster_support:Paced"
         with Run(tmp_path, "--env", env, "--cluster", address, verb="resume") as resumed:
@@ -217,7 +218,7 @@ def test_f20_the_cluster_itself_is_lost_and_the_run_resumed_without_it(
         words = paced(cluster.address, tmp_path, *PPO, "--checkpoint-every-s", 1)
         with Run(tmp_path, *words) as run:
             run.updates(5)
-            theirs = {*actors("WorkerActor"), *actors("LearnerActor")}
+            theirs = {*workers(), *actors("HostActor"), *actors("LearnerActor")}
             [head] = cluster.head_node.all_processes["gcs_server"]
             head.process.kill()
             killed = time.monotonic()

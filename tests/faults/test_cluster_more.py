@@ -24,6 +24,7 @@ from tests.faults.cluster_support import (
     paced,
     raylet_of,
     until,
+    workers,
 )
 from tests.faults.test_cluster import all_home, assert_as_undisturbed
 from tests.faults.test_env import assert_balanced
@@ -88,9 +89,9 @@ def test_hanging_worker_is_replaced(tmp_path, measured, algo):
         hung = time.monotonic()
         seen = run.heard("^Worker . has not answered for 3 s and was killed")
         after = run.workers(2, but=())
-        until(lambda: len(set(actors("WorkerActor")) - set(before)) == 1, 60, lambda: run.text)
+        until(lambda: len(set(workers()) - set(before)) == 1, 60, lambda: run.text)
         back = all_home(run, 2, run.iteration)
-        assert len(set(actors("WorkerActor")) & set(before)) == 1, after
+        assert len(set(workers()) & set(before)) == 1, after
         summary = run.finished()
     assert_balanced(summary)
     assert "faulty.py" in run.text  # where it hung
@@ -127,7 +128,7 @@ def test_workers_leave_a_machine_before_it_is_taken_away(tmp_path, measured, alg
         run.updates(3)
         before = run.workers(2)
         first = cluster.worker_nodes.copy().pop()
-        [leaves] = actors("WorkerActor", raylet_of(first))
+        [leaves] = workers(raylet_of(first))
         drain(cluster, first, NOTICE_S)
         told = time.monotonic()
         assert still_alive([leaves], NOTICE_S) == []
@@ -135,7 +136,7 @@ def test_workers_leave_a_machine_before_it_is_taken_away(tmp_path, measured, alg
         joins(cluster, **one)
         joined = time.monotonic()
         home = all_home(run, 2, run.iteration) - joined
-        assert set(actors("WorkerActor")) & set(before) == set(before) - {leaves}
+        assert set(workers()) & set(before) == set(before) - {leaves}
         summary = run.finished()
     assert_balanced(summary)
     assert summary["restarts"] == 0
@@ -331,7 +332,7 @@ def test_four_learners_learn_where_two_machines_go_and_two_come(
     )  # fmt: skip
 
 
-def test_workers_share_actors_until_a_machine_joins(tmp_path, measured):
+def test_workers_share_a_machine_until_a_machine_joins(tmp_path, measured):
     two = {"CPU": 2} | WORKER
     with (
         machines({"CPU": 1} | LEARNER, two) as cluster,
@@ -341,7 +342,7 @@ def test_workers_share_actors_until_a_machine_joins(tmp_path, measured):
         joins(cluster, **two)
         joined = time.monotonic()
         home = all_home(run, 4, run.iteration) - joined
-        assert len(actors("WorkerActor")) == 4
+        assert len(workers()) == 4
         summary = run.finished()
     assert_balanced(summary)
     assert summary["lost_env_steps"] == summary["restarts"] == 0

@@ -18,13 +18,13 @@ def test_what_a_connection_has_brought_is_told_by_who_sent_it(monkeypatch):
         line.format(200, 100, 2, " bytes_sent:40"),
         line.format(300, 100, 9, " bytes_received:5"),  # somebody else's
     ]
-    words = {1: "ray::LearnerActor.run", 2: "ray::WorkerActor.fill"}
+    words = {1: "ray::LearnerActor.run", 2: "ray::HostActor.serve"}
     ours = {pid: processes.Process(pid, 0, (name,), 0.0) for pid, name in words.items()}
     monkeypatch.setattr(measure_bytes.subprocess, "check_output", lambda *a, **k: "\n".join(lines))
     monkeypatch.setattr(measure_bytes.processes, "descendants", lambda pid: ours)
     watch = measure_bytes.Watch({}, driver=3)
     watch.look()
-    assert watch.result()["tcp"] == [["worker", "learner", 40]]
+    assert watch.result()["tcp"] == [["host", "learner", 40]]
 
 
 def test_processes_are_told_by_who_started_them():
@@ -43,14 +43,14 @@ def test_the_table_of_bytes_and_the_figure_of_scaling(tmp_path):
     found = {
         "processes": [of | {"name": "driver", "tcp_received": 1234567}],
         "nodes": {"head": {"cumulative_created_bytes": 20, "object_store_bytes_used": 10}},
-        "tcp": [["worker", "learner", 9876]],
+        "tcp": [["host", "learner", 9876]],
         "counted": dict.fromkeys(measure_bytes.COUNTED, 4321),
         "env_steps": 100,
     }
     lines = cluster_bytes.tables({"runs": {"A": found}}).splitlines()
     assert "| driver | head | 5 | 1,000 | 0 | 1,234,567 |" in lines
     assert "| head | 20 | 10 |" in lines
-    assert "| worker | 0 | 9,876 | 0 | 0 | 0 |" in lines
+    assert "| host | 0 | 9,876 | 0 | 0 | 0 |" in lines
     assert any("4,321 bytes of fragments" in line for line in lines)
 
     rows = [

@@ -27,7 +27,7 @@ ONLY_IN = {
     "numba": ("envs/kernels/compiler.py",),
     "pettingzoo": ("envs/kernels/pettingzoo_adapter.py",),
     "ray": (
-        "collectors/backends/ray_actors.py",
+        "collectors/backends/ray_backend.py",
         "collectors/backends/ray_host.py",
         "distributed/ray_internals.py",
         "training/ray/",

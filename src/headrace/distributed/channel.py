@@ -237,8 +237,10 @@ class Listener:
         return self._accepted.pop(number)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Take no more connections, and end those that nobody has accepted."""
         self._socket.close()
+        for channel in self._accepted.values():
+            channel.close()
 
     def _introduced(self, end: socket.socket) -> int | None:
         end.settimeout(_INTRODUCED_WITHIN_S)

@@ -16,8 +16,8 @@ import torch
 
 import headrace
 from headrace.collectors.asynchronous import AsynchronousCollector
-from headrace.collectors.backends import ray_actors
-from headrace.collectors.backends.ray_actors import Needs, RayBackend
+from headrace.collectors.backends import ray_backend
+from headrace.collectors.backends.ray_backend import Needs, RayBackend
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.resolve import resolve, values_for_resume
 from headrace.config.run_config import RunConfig, demands
@@ -192,8 +192,8 @@ def test_asynchronous_workers_act_with_newer_weights_and_deliver_each_step_once(
 
 @pytest.fixture
 def no_patience(monkeypatch):
-    monkeypatch.setattr(ray_actors, "_SHARE_AFTER_S", 0.2)
-    monkeypatch.setattr(ray_actors, "_FIRST_SHARE_AFTER_S", 0.2)
+    monkeypatch.setattr(ray_backend, "_SHARE_AFTER_S", 0.2)
+    monkeypatch.setattr(ray_backend, "_FIRST_SHARE_AFTER_S", 0.2)
 
 
 @pytest.mark.more

@@ -1,7 +1,7 @@
 """A Ray actor that hosts the worker processes of one machine.
 
 Imports nothing heavy, so that the server that workers are forked from imports beside it. Left out:
-what the host does (`worker_host.py`), and the learner's end (`ray_actors.py`).
+what the host does (`worker_host.py`), and the learner's end (`ray_backend.py`).
 """
 
 import contextlib

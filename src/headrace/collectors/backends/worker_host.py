@@ -2,7 +2,7 @@
 
 The host forks them, and passes on what the learner and they say: orders and weights come over one
 channel, fragments go back over it. Left out: starting the host (`ray_host.py`), the learner's end
-(`ray_actors.py`), and a worker (`worker_main.py`).
+(`ray_backend.py`), and a worker (`worker_main.py`).
 """
 
 import contextlib
@@ -136,6 +136,8 @@ class WorkerHost:
         try:
             while self._run_once():
                 pass
+        except (EOFError, ConnectionError):
+            pass  # the learner is gone
         finally:
             for worker in [*self._workers.values(), *(worker for worker, _ in self._ending)]:
                 worker.end(deadline=0.0)
@@ -162,11 +164,7 @@ class WorkerHost:
         if now >= self._beat_at:
             self._beat_at = now + _BEAT_EVERY_S
             self._learner.send(Beats({index: self._beat(index) for index in self._workers}))
-        try:
-            requests = self._learner.take()
-        except EOFError:
-            return False
-        for request in requests:
+        for request in self._learner.take():
             if isinstance(request, Close):
                 self._close()
                 return False

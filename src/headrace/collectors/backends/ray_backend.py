@@ -286,7 +286,7 @@ class RayBackend(WorkerBackend):
         self._newest_at = 0.0  # when the last host came up
         self._failed_starts = RestartRate(plan.guards.max_restarts)
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
-        self._closed: list[HeadraceError | None] = []
+        self._is_closing, self._closed = False, list[HeadraceError | None]()
         groups: dict[str, list[RayWorkerHandle]] = {}
         for worker, machine in zip(self.workers, self._needs.machines, strict=False):
             groups.setdefault(machine, []).append(worker)
@@ -349,7 +349,7 @@ class RayBackend(WorkerBackend):
         return metrics | {"workers_up": float(sum(w.home is not None for w in self.workers))}
 
     def close(self, within_s: float) -> None:
-        deadline = time.monotonic() + within_s
+        deadline, self._is_closing = time.monotonic() + within_s, True
         try:
             for host in self._hosts.values():
                 host.send(Close())
@@ -483,6 +483,9 @@ class RayBackend(WorkerBackend):
 
     def _on_ended(self, host: _Host) -> None:
         """Report a host that has ended, once Ray knows why."""
+        if self._is_closing:
+            self._forget(host)
+            return
         exited = Exited("has lost its connection to the learner", counts=False)
         if ray.wait([host.served], timeout=_CAUSE_WITHIN_S)[0]:
             try:
