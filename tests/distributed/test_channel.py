@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import struct
 import threading
 
 import numpy as np
@@ -66,6 +67,18 @@ def test_sending_over_the_network_never_waits_and_keeps_the_order(pair):
     assert here.take() == []
 
 
+def test_messages_do_not_overtake_each_other(pair):
+    here, there = pair
+    numbers = range(400)
+    found = []
+    reading = threading.Thread(target=lambda: found.extend(receive(there, len(numbers))))
+    reading.start()
+    for number in numbers:
+        here.send((number, np.empty(1 if number % 3 else 1_000_000, np.uint8)))
+    reading.join()
+    assert [number for number, _ in found] == list(numbers)
+
+
 def test_the_end_of_the_other_side_is_found_by_reading_and_sending(pair):
     here, there = pair
     there.close()
@@ -76,10 +89,19 @@ def test_the_end_of_the_other_side_is_found_by_reading_and_sending(pair):
             here.send(np.zeros(1 << 17, np.uint8))
 
 
+def test_what_is_not_sent_when_the_other_side_ends_breaks_the_channel(pair):
+    here, there = pair
+    here.send(np.zeros(30_000_000, np.uint8))
+    there.close()
+    here._thread.join()
+    with pytest.raises(BrokenPipeError):
+        here.send("more")
+
+
 def test_strangers_are_refused(listener):
     address, token = listener.door
     strangers = [socket.create_connection(address) for _ in range(3)]
-    strangers[0].sendall(bytes(len(token) + 4))  # a wrong token
+    strangers[0].sendall(bytes(len(token)) + struct.pack("!I", 1))  # a wrong token
     strangers[1].shutdown(socket.SHUT_WR)  # who says nothing, and then waits
     ours = {number: connect(listener.door, number) for number in (2, 1)}
     for number in (1, 2):
