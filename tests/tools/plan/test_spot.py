@@ -1,5 +1,6 @@
 """Tests of plans with spot machines: the simulation against formulas, choices, errors."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -11,9 +12,11 @@ from headrace.cli.main import _main
 from headrace.errors import ConfigError
 from headrace.tools.plan.goals import Budget, Need, Target
 from headrace.tools.plan.losses import (
+    ON_CPUS,
     TODAY,
     Recovery,
     checkpoint_interval_s,
+    draw_losses,
     simulate_losses,
 )
 from headrace.tools.plan.machines import Catalogue, MachineKind, SpotTerms, parse_catalogue
@@ -43,7 +46,7 @@ def plan_of(*counts):
     )
 
 
-def left_of(*counts, every_s=60.0, save_s=1e-9, recovery=TODAY, hours=20_000.0):
+def left_of(*counts, every_s=60.0, save_s=1e-9, recovery=None, hours=20_000.0):
     plan = plan_of(*counts)
     return simulate_losses(plan, None, every_s, save_s, recovery, hours=hours, most_losses=30_000)
 
@@ -85,6 +88,29 @@ def test_learners_that_go_on_without_the_lost_one_have_more():
     today, then = (left_of((kind("gpu", 4, 1), 8, 8), recovery=r) for r in (TODAY, goes_on))
     assert today.share < then.share - 0.1
     assert then.standing < 0.01
+
+
+def test_learners_on_cpus_go_on_and_a_single_one_begins_again():
+    several = left_of((kind("cpu", 8), 16, 16))
+    assert several.again == 0 < several.learner_losses_per_h
+    assert several == left_of((kind("cpu", 8), 16, 16), recovery=ON_CPUS)
+    alone = left_of((kind("cpu", 1), 1, 1))
+    assert alone == left_of((kind("cpu", 1), 1, 1), recovery=TODAY)
+    assert alone.again > 0
+
+
+def test_losses_are_drawn_in_order_and_each_machine_comes_back():
+    plan = plan_of((kind("gpu", 4, 1), 2, 2), (kind("cpu", 8, minutes=30.0), 3, 0))
+    changes = list(itertools.islice(draw_losses(plan), 1000))
+    assert [change.at for change in changes] == sorted(change.at for change in changes)
+    lost = {"gpu": [], "cpu": []}
+    for at, name, comes in changes:
+        if comes:
+            assert at == pytest.approx(lost[name].pop(0) + 60 * {"gpu": 6, "cpu": 30}[name])
+        else:
+            lost[name].append(at)
+            assert len(lost[name]) <= plan.machines[name]
+    assert changes == list(itertools.islice(draw_losses(plan), 1000))
 
 
 def test_rates_say_what_limits():

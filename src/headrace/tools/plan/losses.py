@@ -8,7 +8,9 @@ many machines at once, and notices before a loss, with which nothing has to be m
 import heapq
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.tools.plan.machines import MachineKind
 from headrace.tools.plan.rates import Rates
@@ -34,8 +36,10 @@ class Recovery:
 
 
 TODAY = Recovery(7.4, keeps_work=False, waits=True)
-"""Of learners on GPUs, by the seconds that a learner on a CPU takes, and no GPU was measured:
-docs/cluster.md, F20, a learner's machine is lost."""
+"""Of one learner, and of learners on GPUs: by the seconds that one on a CPU takes, and no GPU was
+measured (docs/cluster.md, F20, a learner's machine is lost)."""
+ON_CPUS = Recovery(5.9, keeps_work=True, waits=False)
+"""Of several learners on CPUs (docs/cluster.md, F20, the machine of one of two is lost)."""
 
 
 def checkpoint_interval_s(plan: MachinePlan, checkpoint_s: float) -> float:
@@ -57,7 +61,7 @@ def simulate_losses(
     rates: Rates | None,
     checkpoint_every_s: float,
     checkpoint_s: float,
-    recovery: Recovery = TODAY,
+    recovery: Recovery | None = None,
     *,
     hours: float = 2_000.0,
     most_losses: int = 5_000,
@@ -67,10 +71,47 @@ def simulate_losses(
     Args:
         rates: of the profile; None: workers are taken for the limit.
         checkpoint_every_s: seconds between two checkpoints, which take `checkpoint_s` each.
+        recovery: None: that of the plan's learners.
         hours: to simulate; fewer if there were so many losses before.
     """
+    recovery = recovery or recovery_of(plan)
     simulation = _Simulation(plan, rates, checkpoint_every_s, checkpoint_s, recovery)
     return simulation.run(hours, most_losses)
+
+
+def recovery_of(plan: MachinePlan) -> Recovery:
+    """Return how the plan's learners go on after the loss of a machine of theirs."""
+    on_gpus = any(kind.gpus for kind in plan.kinds if plan.learners.get(kind.name))
+    return TODAY if on_gpus or sum(plan.learners.values()) < 2 else ON_CPUS
+
+
+class Change(NamedTuple):
+    """A machine is lost, or comes back."""
+
+    at: float  # s
+    kind: str
+    comes: bool
+
+
+def draw_losses(plan: MachinePlan) -> Iterator[Change]:
+    """Draw when machines of a plan are lost, and come back; every call draws the same ones."""
+    drawn, now = random.Random(0), 0.0
+    spot = [(kind, kind.spot) for kind in plan.kinds if kind.is_spot and kind.spot]
+    here = {kind.name: plan.machines[kind.name] for kind, _ in spot}
+    back: list[tuple[float, str]] = []
+    while spot:
+        chances = [here[kind.name] / (3600 * terms.hours_between_losses) for kind, terms in spot]
+        total = sum(chances)
+        now += drawn.expovariate(total) if total else math.inf
+        if back and back[0][0] <= now:
+            now, name = heapq.heappop(back)
+            here[name] += 1
+            yield Change(now, name, comes=True)
+        else:
+            kind, terms = drawn.choices(spot, chances)[0]
+            here[kind.name] -= 1
+            heapq.heappush(back, (now + 60 * terms.minutes_to_replace, kind.name))
+            yield Change(now, kind.name, comes=False)
 
 
 def learner_machines(kind: MachineKind, plan: MachinePlan) -> int:
@@ -91,7 +132,6 @@ class _Simulation:
         self._plan, self._rates, self._recovery = plan, rates, recovery
         self._every_s, self._random = checkpoint_every_s, random.Random(0)
         self._saving = checkpoint_every_s / (checkpoint_every_s + checkpoint_s)
-        self._spot = [(kind, kind.spot) for kind in plan.kinds if kind.is_spot and kind.spot]
         self._here = {kind.name: plan.machines[kind.name] for kind in plan.kinds}
         self._learning = {kind.name: learner_machines(kind, plan) for kind in plan.kinds}
         self._full = self._rate()
@@ -101,25 +141,20 @@ class _Simulation:
     def run(self, hours: float, most_losses: int) -> Yield:
         """Return what is left after so many hours, or losses."""
         now, end = 0.0, 3600 * hours
-        back: list[tuple[float, str]] = []
         losses = learner_losses = 0
-        while now < end and losses < most_losses:
-            chances = [
-                self._here[kind.name] / (3600 * terms.hours_between_losses)
-                for kind, terms in self._spot
-            ]
-            total = sum(chances)
-            lost_at = now + self._random.expovariate(total) if total else math.inf
-            until = min(lost_at, back[0][0] if back else math.inf, end)
-            self._go_on(now, until)
-            now = until
-            if back and back[0][0] <= now:
-                self._comes(heapq.heappop(back)[1], now)
-            elif lost_at <= now:
-                kind, terms = self._random.choices(self._spot, chances)[0]
+        for change in draw_losses(self._plan):
+            if change.at >= end or losses >= most_losses:
+                break
+            self._go_on(now, change.at)
+            now = change.at
+            if change.comes:
+                self._comes(change.kind, now)
+            else:
                 losses += 1
-                learner_losses += self._is_lost(kind, now)
-                heapq.heappush(back, (now + 60 * terms.minutes_to_replace, kind.name))
+                learner_losses += self._is_lost(change.kind, now)
+        if losses < most_losses:
+            self._go_on(now, end)
+            now = end
         passed = max(now, 1.0)
         return Yield(
             share=max(0.0, self._learned) / (self._full * passed),
@@ -139,11 +174,11 @@ class _Simulation:
         self._learned += learning_s * self._rate()
         self._since_checkpoint = (self._since_checkpoint + learning_s) % self._every_s
 
-    def _is_lost(self, kind: MachineKind, now: float) -> bool:
+    def _is_lost(self, name: str, now: float) -> bool:
         """Take a machine away; return whether a learner was on it."""
-        here, learning = self._here[kind.name], self._learning[kind.name]
+        here, learning = self._here[name], self._learning[name]
         again = self._since_checkpoint * self._rate()
-        self._here[kind.name] -= 1
+        self._here[name] -= 1
         if self._random.random() >= min(learning, here) / here:
             return False
         self._stands_until = max(self._stands_until, now + self._recovery.restart_s)
