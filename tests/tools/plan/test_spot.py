@@ -25,7 +25,7 @@ from headrace.tools.plan.rates import Rates
 from headrace.tools.plan.result import MachinePlan
 from headrace.tools.plan.spot import WITHOUT, make_plan
 
-RATES = Rates(250.0, 0.2, 5000.0, "a GPU", 1, 4096, "CartPole-v1", "ppo", 0.0, 1, 1)
+RATES = Rates(250.0, 0.2, 5000.0, "a GPU", 1, 4096, "CartPole-v1", "appo", 0.0, 1, 1)
 NEVER = 1e9
 
 
@@ -46,9 +46,9 @@ def plan_of(*counts):
     )
 
 
-def left_of(*counts, every_s=60.0, save_s=1e-9, recovery=None, hours=20_000.0):
+def left_of(*counts, every_s=60.0, save_s=1e-9, recovery=None, hours=20_000.0, rates=RATES):
     plan = plan_of(*counts)
-    return simulate_losses(plan, None, every_s, save_s, recovery, hours=hours, most_losses=30_000)
+    return simulate_losses(plan, rates, every_s, save_s, recovery, hours=hours, most_losses=30_000)
 
 
 def test_workers_are_missing_while_they_are_replaced():
@@ -57,6 +57,23 @@ def test_workers_are_missing_while_they_are_replaced():
     assert found.share == pytest.approx(1 - away * 80 / 84, rel=0.005)
     assert found.losses_per_h == pytest.approx(10 / 2 * (1 - away), rel=0.02)
     assert (found.learner_losses_per_h, found.again, found.standing) == (0, 0, 0)
+
+
+def test_a_batch_that_needs_all_workers_waits_for_the_most_loaded_core():
+    """A machine's workers share the cores of the others: two of four have three on two cores."""
+    away, recovery = 6 / (120 + 6), replace(TODAY, workers_s=36.0)
+    steady = kind("gpu", 0, 1, hours=NEVER), 1, 1
+    for cores, machines, share in ((1, 4, 1 / 2), (2, 4, 2 / 3), (4, 4, 4 / 6), (8, 9, 8 / 9)):
+        each = kind("cpu", cores, hours=200.0, minutes=600.0), machines, 0
+        found = left_of(steady, each, rates=None, hours=200_000.0, recovery=TODAY)
+        nobody = (200 / 210) ** machines
+        one = machines * (200 / 210) ** (machines - 1) * 10 / 210
+        assert nobody + one * share < found.share < nobody + one * share + 1 - nobody - one
+    one = kind("cpu", 8), 1, 0  # then there is none left
+    found = left_of(steady, one, rates=None, recovery=recovery)
+    assert found.share == pytest.approx(1 - away, rel=0.01)
+    assert found.standing == pytest.approx(found.losses_per_h * 36 / 3600, rel=0.01)
+    assert left_of(steady, one, recovery=recovery).standing == 0  # where nobody waits
 
 
 def test_learners_stand_still_until_there_is_room_and_they_have_begun_again():

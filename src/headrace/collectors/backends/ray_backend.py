@@ -64,7 +64,8 @@ _STACK_WITHIN_S = 2.0
 _CAUSE_WITHIN_S = 2.0  # until Ray knows why a connection has ended
 _LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
 # Until a worker shares a host; at the start there is room, and imports take long.
-_SHARE_AFTER_S, _FIRST_SHARE_AFTER_S = 5.0, 60.0
+_SHARE_AFTER_S, _FIRST_SHARE_AFTER_S = 0.5, 60.0
+_SPLIT_AFTER_S = 5.0  # a host of many workers has found no machine: until smaller ones are tried
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class _Host:
             **({"label_selector": needs.labels} if has_labels else {}),
         ).remote(os.getcwd(), door, number)
         self.places, self.number, self.since = places, number, time.monotonic()
-        self.patience_s = _FIRST_SHARE_AFTER_S if machine else _SHARE_AFTER_S
+        self.patience_s = _FIRST_SHARE_AFTER_S if machine else _SPLIT_AFTER_S
         self.connected = self.handle.connect.remote()
         self.served: Any = None  # the call in which it hosts workers
         self.channel: NetworkChannel | None = None

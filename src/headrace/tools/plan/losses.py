@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.config.algorithms import load_algorithm
 from headrace.tools.plan.machines import MachineKind
 from headrace.tools.plan.rates import Rates
 from headrace.tools.plan.result import MachinePlan, Yield
@@ -28,11 +29,14 @@ class Recovery:
         keeps_work: True: from the last gradient step; False: from the newest checkpoint.
         waits: True: learning stands still until there is room for all learners; False: those that
             are left go on with all of the batch.
+        workers_s: until workers of a lost machine have made their fragments elsewhere; a batch that
+            needs all of them waits (docs/cluster.md, F20, a machine of workers is lost, lag 0).
     """
 
     restart_s: float
     keeps_work: bool
     waits: bool
+    workers_s: float = 2.0
 
 
 TODAY = Recovery(7.4, keeps_work=False, waits=True)
@@ -134,6 +138,9 @@ class _Simulation:
         self._saving = checkpoint_every_s / (checkpoint_every_s + checkpoint_s)
         self._here = {kind.name: plan.machines[kind.name] for kind in plan.kinds}
         self._learning = {kind.name: learner_machines(kind, plan) for kind in plan.kinds}
+        self._waits_for_all = rates is None or not load_algorithm(rates.algo).is_asynchronous(
+            rates.lag
+        )
         self._full = self._rate()
         self._learned = self._again = self._standing_s = 0.0
         self._stands_until, self._since_checkpoint = 0.0, 0.0
@@ -179,6 +186,8 @@ class _Simulation:
         here, learning = self._here[name], self._learning[name]
         again = self._since_checkpoint * self._rate()
         self._here[name] -= 1
+        if self._waits_for_all and self._plan.worker_cores[name]:
+            self._stands_until = max(self._stands_until, now + self._recovery.workers_s)
         if self._random.random() >= min(learning, here) / here:
             return False
         self._stands_until = max(self._stands_until, now + self._recovery.restart_s)
@@ -198,19 +207,42 @@ class _Simulation:
 
     def _rate(self) -> float:
         """Return the env steps/s of the machines that are there; without rates, of 1 in all."""
-        plan, learners, cores, all_cores = self._plan, 0.0, 0.0, 0.0
-        for kind in plan.kinds:
-            machines, needed = plan.machines[kind.name], self._learning[kind.name]
-            share = self._here[kind.name] / machines
-            speed = kind.cpu_speed * plan.worker_cores[kind.name]
-            cores, all_cores = cores + share * speed, all_cores + speed
+        plan, learners, sampling = self._plan, 0.0, self._sampling()
+        for name, needed in self._learning.items():
             if needed:
-                running = min(1.0, self._here[kind.name] / needed)
-                learners += plan.learners[kind.name] * running
-        sampling = cores / all_cores if all_cores else 1.0
+                learners += plan.learners[name] * min(1.0, self._here[name] / needed)
         if self._rates is None or not plan.learning_env_steps_per_s:
             return sampling if learners or not plan.learners else 0.0
         learning = plan.learning_env_steps_per_s * learners / sum(plan.learners.values())
         return self._rates.throughput(
             sampling * (plan.sampling_env_steps_per_s or 0.0), learning, 1
         )
+
+    def _sampling(self) -> float:
+        """Return the share of the workers' speed that is left.
+
+        Where a batch waits for all workers, it is that of the cores that most workers share.
+        """
+        plan = self._plan
+        cores = {
+            kind: plan.worker_cores[kind.name] / plan.machines[kind.name] for kind in plan.kinds
+        }
+        if not self._waits_for_all:
+            here, all_there = (
+                sum(machines[kind.name] * cores[kind] * kind.cpu_speed for kind in plan.kinds)
+                for machines in (self._here, plan.machines)
+            )
+            return here / all_there if all_there else 1.0
+        workers = sum(plan.worker_cores[kind.name] for kind in plan.kinds)
+        sizes = [(cores[kind], self._here[kind.name]) for kind in plan.kinds if cores[kind]]
+        if not workers or not any(machines for _, machines in sizes):
+            return float(not workers)
+        load = 1.0  # workers of a core
+        while sum(machines * _fit(load, size) for size, machines in sizes) < workers:
+            load = min((_fit(load, size) + 1) / size for size, machines in sizes if machines)
+        return 1 / load
+
+
+def _fit(load: float, cores: float) -> int:
+    """Return how many workers a machine has if so many share a core."""
+    return math.floor(load * cores + 1e-9)
