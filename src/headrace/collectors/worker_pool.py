@@ -44,7 +44,7 @@ class WorkerPool(VectorCollector):
 
     Args: see `VectorCollector`, and
         num_workers: W, at most the number of vectors.
-        make_backend: makes the workers, as processes of this machine or Ray actors.
+        make_backend: makes the workers, as processes of this machine or of a cluster.
 
     Raises:
         ConfigError: workers cannot run there.

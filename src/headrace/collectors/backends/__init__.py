@@ -1,1 +1,1 @@
-"""Backends: they run workers as processes of this machine or as Ray actors."""
+"""Backends: they run workers as processes of this machine, or of the machines of a cluster."""
