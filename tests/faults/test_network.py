@@ -170,7 +170,7 @@ def test_f18_machine_is_used_again_after_a_long_cut(tmp_path, hosts, measured, a
         second.ray("--address", f"{hosts[0].address}:{PORT}", amounts=there)
         started = time.monotonic()
         home = all_home(run, 2, run.iteration) - started
-        assert any(pid in second.pids() for pid in workers())
+        until(lambda: set(workers()) & set(second.pids()), 5, workers)
         summary = run.finished()
     assert_balanced(summary)
     if algo is PPO:

@@ -347,7 +347,8 @@ class RayBackend(WorkerBackend):
     def metrics(self) -> dict[str, float]:
         metrics = {f"{name}_bytes": float(count) for name, count in self._num_bytes.items()}
         self._num_bytes = dict.fromkeys(self._num_bytes, 0)
-        return metrics | {"workers_up": float(sum(w.home is not None for w in self.workers))}
+        at_home = sum(w.home is not None and w.home is w.host for w in self.workers)
+        return metrics | {"workers_up": float(at_home)}
 
     def close(self, within_s: float) -> None:
         deadline, self._is_closing = time.monotonic() + within_s, True
