@@ -29,6 +29,7 @@ ONLY_IN = {
     "ray": (
         "collectors/backends/ray_backend.py",
         "collectors/backends/ray_host.py",
+        "collectors/backends/ray_requests.py",
         "distributed/ray_internals.py",
         "training/ray/",
         "tuning/runners/cluster.py",
@@ -57,6 +58,7 @@ ONLY_IN = {
     "imageio_ffmpeg": ("envs/video.py",),
     "multiprocessing": (
         "collectors/backends/processes.py",
+        "collectors/backends/worker_host.py",
         "distributed/child_process.py",
         "distributed/local_ranks.py",
     ),

@@ -7,7 +7,6 @@ shows a token. Left out: what is said.
 
 import contextlib
 import hmac
-import pickle
 import secrets
 import select
 import socket
@@ -115,7 +114,7 @@ class Channel:
 
 def _frame(message: Any) -> list[Any]:
     """Return the pieces that a message is sent as: one, or its arrays as they lie in memory."""
-    arrays: list[pickle.PickleBuffer] = []
+    arrays: list[Any] = []
     data = cloudpickle.dumps(message, protocol=5, buffer_callback=arrays.append)
     views = [array.raw() for array in arrays]
     sizes = struct.pack(f"!{1 + len(views)}Q", len(data), *(view.nbytes for view in views))
@@ -137,7 +136,7 @@ def _message(received: memoryview, num_arrays: int) -> Any:
         begin = end + -end % _ALIGNED
         end = begin + size
         arrays.append(received[begin:end])
-    return pickle.loads(data, buffers=arrays)
+    return cloudpickle.loads(data, buffers=arrays)
 
 
 class NetworkChannel(Channel):

@@ -5,19 +5,15 @@ connects to the learner. A worker has a place in a host. Until that is up, or if
 lost, it runs in another host. A worker leaves a machine that is about to be taken away.
 """
 
-import contextlib
 import math
-import os
 import select
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace.batch import Fragments, unpack
 from headrace.collectors.api import SamplingPlan
@@ -33,7 +29,7 @@ from headrace.collectors.backends.api import (
     WorkerSetup,
     WorkOrder,
 )
-from headrace.collectors.backends.ray_host import HostActor
+from headrace.collectors.backends.ray_requests import Needs, RequestedHost
 from headrace.collectors.backends.worker_host import (
     INSTALLED_THERE,
     Beat,
@@ -51,11 +47,11 @@ from headrace.collectors.backends.worker_host import (
 from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.distributed import ray_internals
-from headrace.distributed.channel import Door, Listener, NetworkChannel, pickled
+from headrace.distributed.channel import Listener, pickled
 from headrace.errors import HeadraceError, WorkerError
 from headrace.models.policy import Policy
 from headrace.spec import Array
-from headrace.timeouts import RestartRate, StallTimer
+from headrace.timeouts import RestartRate
 from headrace.weights import FlatWeights
 
 _UNREACHABLE_S = 20.0  # without a sign of life
@@ -66,74 +62,6 @@ _LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
 # Until a worker shares a host; at the start there is room, and imports take long.
 _SHARE_AFTER_S, _FIRST_SHARE_AFTER_S = 0.5, 60.0
 _SPLIT_AFTER_S = 5.0  # a host of many workers has found no machine: until smaller ones are tried
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Requirements of a worker on its machine.
-
-    Attributes:
-        resources: amounts of Ray's custom resources.
-        machines: ids of the machines that have room now, one for each of the first workers. Places
-            for the others are requested one after the other, so that ranks share new machines.
-    """
-
-    num_cpus: float = 1.0
-    resources: dict[str, float] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    machines: Sequence[str] = ()
-
-
-class _Host:
-    """A host, from when it is requested.
-
-    Args:
-        places: number of workers that it has room for.
-        machine: where it is to be; "": wherever there is room.
-    """
-
-    def __init__(self, needs: Needs, places: int, machine: str, door: Door, number: int) -> None:
-        actor_class: Any = ray.remote(num_gpus=0, max_restarts=0)(HostActor)
-        strategy: Any = NodeAffinitySchedulingStrategy(machine, soft=False) if machine else "SPREAD"
-        has_labels = needs.labels and not machine
-        self.handle = actor_class.options(
-            scheduling_strategy=strategy,
-            num_cpus=needs.num_cpus * places,
-            resources={name: amount * places for name, amount in needs.resources.items()},
-            **({"label_selector": needs.labels} if has_labels else {}),
-        ).remote(os.getcwd(), door, number)
-        self.places, self.number, self.since = places, number, time.monotonic()
-        self.patience_s = _FIRST_SHARE_AFTER_S if machine else _SPLIT_AFTER_S
-        self.connected = self.handle.connect.remote()
-        self.served: Any = None  # the call in which it hosts workers
-        self.channel: NetworkChannel | None = None
-        self.node = ""  # its machine, once it is up
-        self.workers: list[RayWorkerHandle] = []  # that run here
-        self.beats: dict[int, Beat] = {}  # by worker
-        self._stall, self._num_read = StallTimer(), 0
-
-    def send(self, message: Any) -> None:
-        """Send a message. If the host is gone, reading finds out."""
-        if self.channel is not None:
-            with contextlib.suppress(OSError):
-                self.channel.send(message)
-
-    def take(self) -> list[Any]:
-        """Return the messages that have come. Raise EOFError if the host is gone."""
-        assert self.channel is not None
-        self._num_read += 1
-        return self.channel.take()
-
-    def end(self) -> None:
-        """Kill it, and its workers with it."""
-        ray.kill(self.handle)
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
-
-    def silent_s(self, now: float) -> float:
-        """Return for how long nothing has come from it."""
-        return self._stall.lasts(now, self._num_read)
 
 
 def _exited(error: RayError, node: str) -> Exited:
@@ -153,9 +81,9 @@ class RayWorkerHandle(WorkerHandle):
     def __init__(self, index: int, vectors: list[int], backend: "RayBackend") -> None:
         super().__init__(index, vectors)
         self._backend = backend
-        self.requested: _Host | None = None  # where its place will be
-        self.home: _Host | None = None  # where its place is, once that is up
-        self.host: _Host | None = None  # in which it runs
+        self.requested: RequestedHost | None = None  # where its place will be
+        self.home: RequestedHost | None = None  # where its place is, once that is up
+        self.host: RequestedHost | None = None  # in which it runs
         self.waiting: tuple[WorkerSetup, float] | None = None  # for a host, since when
         self.generation = 0
         self.num_pending = 0  # requests that are not answered
@@ -176,13 +104,13 @@ class RayWorkerHandle(WorkerHandle):
         self.waiting = setup, time.monotonic()
         self._backend.place_workers()
 
-    def start_in(self, host: _Host) -> None:
+    def start_in(self, host: RequestedHost) -> None:
         """Start in a host."""
         assert self.waiting is not None
         setup, _ = self.waiting
         self.waiting, self.host, self.generation, self.num_pending = None, host, setup.generation, 0
         self._last_beat = self._lost = None
-        host.workers.append(self)
+        host.workers.add(self.index)
         host.beats.pop(self.index, None)
         self._request(Start(self.index, setup))
 
@@ -245,11 +173,11 @@ class RayWorkerHandle(WorkerHandle):
             host.send(Drop(self.index, at_once=True))
         return LostWork(taken, left)
 
-    def leave_host(self) -> _Host | None:
+    def leave_host(self) -> RequestedHost | None:
         """Note that it runs nowhere. Return where it ran."""
         host, self._last_beat, self.host = self.host, self._beat(), None
         if host is not None:
-            host.workers.remove(self)
+            host.workers.remove(self.index)
         return host
 
     def _request(self, message: Start | Fill) -> None:
@@ -278,9 +206,12 @@ class RayBackend(WorkerBackend):
         self.workers = [RayWorkerHandle(i, share, self) for i, share in enumerate(shares)]
         util: Any = ray.util  # it has no types
         self._listener = Listener(util.get_node_ip_address())
-        self._poll, self._hosts = select.poll(), dict[int, _Host]()  # that are up, by descriptor
+        self._poll, self._hosts = (
+            select.poll(),
+            dict[int, RequestedHost](),
+        )  # that are up, by descriptor
         self._num_requested = 0  # hosts, so far
-        self._leaving: list[_Host] = []  # their machines are about to be taken away
+        self._leaving: list[RequestedHost] = []  # their machines are about to be taken away
         self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
         self._node = ray.get_runtime_context().get_node_id()
         self._checked_at = 0.0
@@ -334,7 +265,7 @@ class RayBackend(WorkerBackend):
 
     def check(self, now: float, limit_s: float) -> None:
         for host in list(self._hosts.values()):
-            starting = any(worker.index not in host.beats for worker in host.workers)
+            starting = any(index not in host.beats for index in host.workers)
             longest_s = _UNREACHABLE_S * (TIMES_AS_LONG_TO_START if starting else 1)
             if host.silent_s(now) > longest_s:
                 silent = f"has given no sign of life for {longest_s:g} s"
@@ -374,7 +305,8 @@ class RayBackend(WorkerBackend):
         """Request places, and have waiting workers start where they can."""
         now = time.monotonic()
         for host in self._coming():
-            if host.places > 1 and now - host.since > host.patience_s:  # smaller ones may fit
+            patience_s = _FIRST_SHARE_AFTER_S if host.machine else _SPLIT_AFTER_S
+            if host.places > 1 and now - host.since > patience_s:  # smaller ones may fit
                 self._forget(host)
         if not self._coming():
             homeless = [worker for worker in self.workers if worker.home is None]
@@ -404,7 +336,7 @@ class RayBackend(WorkerBackend):
         self._num_bytes["fragments"] += size
         self._num_bytes["fragments_remote"] += size * is_remote
 
-    def stack(self, host: _Host, index: int) -> str:
+    def stack(self, host: RequestedHost, index: int) -> str:
         """Return the stack of a worker in a host; "": unknown."""
         host.send(Stack(index))
         deadline = time.monotonic() + _STACK_WITHIN_S
@@ -419,14 +351,14 @@ class RayBackend(WorkerBackend):
         """Request a host with places for these workers."""
         self._num_requested += 1
         door = self._listener.door
-        host = _Host(self._needs, len(workers), machine, door, self._num_requested)
+        host = RequestedHost(self._needs, len(workers), machine, door, self._num_requested)
         for worker in workers:
             worker.requested = host
 
-    def _coming(self) -> list[_Host]:
+    def _coming(self) -> list[RequestedHost]:
         return list(dict.fromkeys(w.requested for w in self.workers if w.requested is not None))
 
-    def _where_to_run(self) -> list[_Host]:
+    def _where_to_run(self) -> list[RequestedHost]:
         """Return hosts; one on a machine that goes away only if there is no other."""
         homes = dict.fromkeys(w.home for w in self.workers if w.home is not None)
         return list(homes) or [host for host in self._leaving if host.channel is not None]
@@ -451,7 +383,7 @@ class RayBackend(WorkerBackend):
             for version in sorted(self._weights):
                 self._send_weights(host, version)
 
-    def _on_failed_start(self, host: _Host, error: Exception, now: float) -> None:
+    def _on_failed_start(self, host: RequestedHost, error: Exception, now: float) -> None:
         """Have it requested again, or raise WorkerError."""
         is_lost = ray_internals.died_with_its_node(host.handle)
         self._forget(host)
@@ -483,7 +415,7 @@ class RayBackend(WorkerBackend):
             for ref in ray.wait(list(served), num_returns=len(served), timeout=0)[0]:
                 self._on_ended(served[ref])
 
-    def _on_ended(self, host: _Host) -> None:
+    def _on_ended(self, host: RequestedHost) -> None:
         """Report a host that has ended, once Ray knows why."""
         if self._is_closing:
             self._forget(host)
@@ -494,23 +426,23 @@ class RayBackend(WorkerBackend):
                 ray.get(host.served)
             except RayTaskError as error:
                 text = f"{error}\nWorkers failed on a machine of the cluster. {INSTALLED_THERE}"
-                for worker in host.workers:
-                    worker.messages.append(Failed(WorkerError(text)))
+                for index in host.workers:
+                    self.workers[index].messages.append(Failed(WorkerError(text)))
             except RayError as error:
                 exited = _exited(error, host.node)
         self._lose(host, exited)
 
-    def _lose(self, host: _Host, exited: Exited) -> None:
+    def _lose(self, host: RequestedHost, exited: Exited) -> None:
         """End a host, report its workers as ended, and request places for them."""
         homeless = [worker for worker in self.workers if worker.home is host]
-        for worker in list(host.workers):
-            worker.leave_host()
-            worker.messages.append(exited)
+        for index in sorted(host.workers):
+            self.workers[index].leave_host()
+            self.workers[index].messages.append(exited)
         self._forget(host)
         if homeless:
             self._request(homeless)
 
-    def _forget(self, host: _Host) -> None:
+    def _forget(self, host: RequestedHost) -> None:
         """End a host that has no workers, or was not up."""
         if host.channel is not None:
             self._poll.unregister(host.channel)
@@ -522,7 +454,7 @@ class RayBackend(WorkerBackend):
             worker.requested = None if worker.requested is host else worker.requested
             worker.home = None if worker.home is host else worker.home
 
-    def _read(self, host: _Host) -> list[Any]:
+    def _read(self, host: RequestedHost) -> list[Any]:
         """Read what has come from a host, and return it."""
         try:
             messages = host.take()
@@ -542,12 +474,12 @@ class RayBackend(WorkerBackend):
                     self._forget(host)
         return messages
 
-    def _send_weights(self, host: _Host, version: int) -> None:
+    def _send_weights(self, host: RequestedHost, version: int) -> None:
         flat = self._weights[version]
         host.send(Weights(version, flat))
         self._num_bytes["weights"] += flat.nbytes
 
-    def _must_leave(self, worker: RayWorkerHandle, host: _Host) -> bool:
+    def _must_leave(self, worker: RayWorkerHandle, host: RequestedHost) -> bool:
         """Return True if its place is up elsewhere, or it must move to another machine."""
         if worker.home not in (None, host):
             return True
