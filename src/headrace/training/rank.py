@@ -410,7 +410,8 @@ def build_collector(
 
 def _ray_backend(run: RunConfig, machines: Sequence[str]) -> BackendFactory:
     # Ray is an extra.
-    from headrace.collectors.backends.ray_backend import Needs, RayBackend
+    from headrace.collectors.backends.ray_backend import RayBackend
+    from headrace.collectors.backends.ray_requests import Needs
 
     resources, labels = demands(run.worker_resources)
     return partial(RayBackend, needs=Needs(run.cpus_per_worker, resources, labels, machines))

@@ -18,6 +18,7 @@ import headrace
 from headrace.collectors.asynchronous import AsynchronousCollector
 from headrace.collectors.backends import ray_backend
 from headrace.collectors.backends.ray_backend import RayBackend
+from headrace.collectors.backends.ray_requests import Needs
 from headrace.collectors.synchronous import SynchronousCollector
 from headrace.config.resolve import resolve, values_for_resume
 from headrace.config.run_config import RunConfig, demands

@@ -206,10 +206,8 @@ class RayBackend(WorkerBackend):
         self.workers = [RayWorkerHandle(i, share, self) for i, share in enumerate(shares)]
         util: Any = ray.util  # it has no types
         self._listener = Listener(util.get_node_ip_address())
-        self._poll, self._hosts = (
-            select.poll(),
-            dict[int, RequestedHost](),
-        )  # that are up, by descriptor
+        self._poll = select.poll()
+        self._hosts: dict[int, RequestedHost] = {}  # that are up, by descriptor
         self._num_requested = 0  # hosts, so far
         self._leaving: list[RequestedHost] = []  # their machines are about to be taken away
         self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
