@@ -78,6 +78,28 @@ PLAIN_DATA = (
 )
 """The error text for a value that does not survive a round trip through JSON."""
 
+PEER_NAMES = {
+    "batch_size": "minibatch_size",
+    "action_noise": "exploration_noise",
+    "buffer_size": "replay_size",
+    "clip_range": "clip_coef",
+    "end_e": "exploration_final_eps",
+    "learning_rate": "lr",
+    "n_envs": "num_envs",
+    "n_epochs": "num_epochs",
+    "n_critics": "num_critics",
+    "n_steps": "num_steps",
+    "noise_clip": "target_noise_clip",
+    "policy_frequency": "policy_delay",
+    "policy_kwargs": "hidden_sizes",
+    "start_e": "exploration_initial_eps",
+    "target_network_frequency": "target_update_interval",
+    "target_noise_std": "target_noise",
+    "target_policy_noise": "target_noise",
+    "timesteps": "total_env_steps",
+    "total_timesteps": "total_env_steps",
+}
+"""Names in Stable-Baselines3 and CleanRL, for hints. An algorithm of one's own may have them."""
 PositiveInt = Annotated[int, Between(1)]
 NonNegativeInt = Annotated[int, Between(0)]
 PositiveInts = Annotated[tuple[int, ...], Between(1)]
@@ -120,7 +142,7 @@ def check_values(cls: Any, values: Mapping[str, Any], source: str = "") -> dict[
     checked, hints = {}, _hints(cls)
     for name, value in values.items():
         if name not in hints:
-            near = did_you_mean(name, list(hints))
+            near = did_you_mean(PEER_NAMES.get(name, name), list(hints))
             raise ConfigError(f"{cls.__name__} has no setting {name!r}.{near}")
         hint: Any = hints[name]
         metadata: tuple[Any, ...] = ()

@@ -13,8 +13,9 @@ from headrace.cli.commands import FLAGS
 from headrace.cli.flags import explicit, parse
 from headrace.cli.main import VERBS, _main
 from headrace.cli.tool_commands import FLAGS as SCALE_FLAGS
-from headrace.config.old_names import NAMES, PEER_NAMES, VALUES, rename_settings
+from headrace.config.old_names import NAMES, VALUES, rename_settings
 from headrace.config.resolve import MAY_CHANGE, read_config_file, resolve
+from headrace.configclass import PEER_NAMES
 from headrace.errors import ConfigError
 from headrace.storage.run_dir import read_config
 
@@ -157,3 +158,10 @@ def test_help_shows_no_former_name(verb, capsys):
         assert not re.search(r"\bsampler\b", out)
     if verb == "resume":
         assert all(f"--{name.replace('_', '-')}" in out for name in MAY_CHANGE)
+
+
+def test_name_of_another_library_is_answered_where_settings_are_made():
+    with pytest.raises(
+        ConfigError, match=r"PPO has no setting 'learning_rate'\. Did you mean lr\?"
+    ):
+        headrace.PPO(learning_rate=1e-3)

@@ -13,9 +13,10 @@ from headrace.algos.ppo import PPO
 from headrace.cli.argv import flag_names, value_of
 from headrace.cli.verbs import JsonVerb, OptionalPath, Verb, help_texts, parse_flags
 from headrace.config.algorithms import algorithms_with, load_algorithm
-from headrace.config.old_names import PEER_NAMES, refuse_peer_flags
+from headrace.config.old_names import refuse_peer_flags
 from headrace.config.resolve import MAY_CHANGE, read_config_file
 from headrace.config.run_config import GROUPS, EnvConfig, RunConfig
+from headrace.configclass import PEER_NAMES
 from headrace.errors import ConfigError, flag
 from headrace.models.policy import Network
 

@@ -18,9 +18,8 @@ from headrace.algos.off_policy import ReplayConfig
 from headrace.algos.schedules import schedules_of
 from headrace.algos.sequences import SequenceConfig
 from headrace.config.algorithms import ALGORITHMS, algorithms_with, name_of_config
-from headrace.config.old_names import PEER_NAMES
 from headrace.config.run_config import RunConfig
-from headrace.configclass import check_values
+from headrace.configclass import PEER_NAMES, check_values
 from headrace.errors import ConfigError, did_you_mean, flag
 from headrace.models.policy import Network
 

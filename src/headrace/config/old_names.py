@@ -3,33 +3,12 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from headrace.configclass import PEER_NAMES
 from headrace.errors import ConfigError, flag
 
 NAMES = {"on_sampler_loss": "on_worker_loss", "max_sampler_restarts": "max_worker_restarts"}
-PEER_NAMES = {
-    "batch_size": "minibatch_size",
-    "action_noise": "exploration_noise",
-    "buffer_size": "replay_size",
-    "clip_range": "clip_coef",
-    "end_e": "exploration_final_eps",
-    "learning_rate": "lr",
-    "n_envs": "num_envs",
-    "n_epochs": "num_epochs",
-    "n_critics": "num_critics",
-    "n_steps": "num_steps",
-    "noise_clip": "target_noise_clip",
-    "policy_frequency": "policy_delay",
-    "policy_kwargs": "hidden_sizes",
-    "start_e": "exploration_initial_eps",
-    "target_network_frequency": "target_update_interval",
-    "target_noise_std": "target_noise",
-    "target_policy_noise": "target_noise",
-    "timesteps": "total_env_steps",
-    "total_timesteps": "total_env_steps",
-}
-"""Names in Stable-Baselines3 and CleanRL, for hints. An algorithm of one's own may have them."""
 _PEER_FLAGS = {"n_eval_episodes": "episodes", "render": "video", "render_mode": "video"}
-"""The same for flags that are no settings."""
+"""As `PEER_NAMES`, for flags that are no settings."""
 REMOVED = {"is_clip"}
 """Settings of former versions that have no successor."""
 VALUES = {("inference", "sampler"): "worker"}
