@@ -612,13 +612,15 @@ def two_nodes():
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("every_s", [0, 1000], ids=["each update is saved", "none is saved before"])
 @pytest.mark.parametrize("nodes", ["one node", pytest.param("two nodes", marks=pytest.mark.slow)])
-def test_torchrun_restart_resumes_from_the_checkpoint(tmp_path, nodes):
+def test_torchrun_restart_resumes_from_what_was_learned(tmp_path, nodes, every_s):
+    """The rank that is left saves it before it ends."""
     before = children()
     once = 'os.environ["RANK"] == "1" and not MARK.exists()'
     words = own_env(tmp_path, once, "MARK.touch(); os.kill(os.getpid(), signal.SIGKILL)")
     words += ["--run-dir", tmp_path / "run"]
-    words += ["--checkpoint-every-s", "0"]
+    words += ["--checkpoint-every-s", every_s]
     agents = [
         python.Python(
             torchrun(*words, options=[*options, "--max-restarts", "1"]), stdout=subprocess.PIPE,
@@ -634,7 +636,10 @@ def test_torchrun_restart_resumes_from_the_checkpoint(tmp_path, nodes):
     out, err = map("".join, zip(*said, strict=True))
     assert (tmp_path / "failed").exists()
     assert [agent.returncode for agent in agents] == [0] * len(agents), err[-3000:]
-    assert json.loads(out.splitlines()[-1])["env_steps"] == 4 * UPDATE
+    told = json.loads(out.splitlines()[-1])
+    ledger, lost = told["ledger"], told["lost_env_steps"]
+    assert told["env_steps"] == ledger["learned"] == 4 * UPDATE
+    assert ledger["collected"] == ledger["learned"] + lost + ledger["remade"]
     assert "Resumed from step_000000001536" in err
     assert children() == before
 

@@ -91,6 +91,9 @@ class Ranks:
         """
         raise error
 
+    def go_alone(self) -> None:
+        """Gather without the others from now on: zeros, and the bytes of this rank, for theirs."""
+
     def close(self) -> None:
         """Leave the job."""
 
@@ -210,6 +213,7 @@ class JoinedRanks(GroupRanks):
         self._next_group, self._has_rejoined = next_group, False
         self._exchange: Exchange | None = None
         self._cpu: dist.ProcessGroup | None = None
+        self._is_alone = False
         chosen = backend_for(backend, device)
         if store is None and chosen != "mpi":
             raise ConfigError(
@@ -294,7 +298,14 @@ class JoinedRanks(GroupRanks):
             meter.lap("allreduce")
         gradient /= self.size
 
+    def go_alone(self) -> None:
+        self._is_alone = True
+
     def gather(self, tensor: Tensor) -> Tensor:
+        if self._is_alone:
+            whole = torch.zeros(self.size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            whole[self.rank] = tensor
+            return whole
         if self._exchange is None:
             return super().gather(tensor)
         whole = tensor.contiguous()
@@ -303,6 +314,8 @@ class JoinedRanks(GroupRanks):
         return torch.stack(each).view(self.size, *whole.shape)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
+        if self._is_alone:
+            return [data] * self.size
         return super().gather_bytes(data) if self._exchange is None else self._exchange.gather(data)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
 from headrace.envs.changes import EnvChange
-from headrace.errors import RanksChangedError
+from headrace.errors import RankError, RanksChangedError
 from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -145,10 +145,14 @@ class Loop:
     def _rejoin(self, error: RanksChangedError) -> None:
         """Go on with the ranks that are left and the successors of the others."""
         began = time.monotonic()
-        agreed, losses = agree(
-            self.ranks, self.learner, self.counters, self.league, self.iteration,
-            self.saver.saved_version, error,
-        )  # fmt: skip
+        try:
+            agreed, losses = agree(
+                self.ranks, self.learner, self.counters, self.league, self.iteration,
+                self.saver.saved_version, error,
+            )  # fmt: skip
+        except RankError:
+            self._save_alone()
+            raise
         assert self.iteration.saved_version is not None
         self.saver.saved_version = self.iteration.saved_version
         if agreed.is_learned and self._collected is not None:
@@ -162,6 +166,15 @@ class Loop:
         if self.ranks.rank == 0:
             after = f" after {time.monotonic() - began:.1f} s"
             self.say("\n".join(filter(None, [*losses, agreed.describe(after)])))
+
+    def _save_alone(self) -> None:
+        """Save what this rank has learned, before the job ends without another one."""
+        if self.learner.version == self.iteration.version:  # the update is not finished
+            self.counters.read(self.iteration.counters.to_json())
+        self.ranks.go_alone()
+        if self.saver.save_alone():
+            steps = self.counters.env_steps
+            self.say(f"What was learned from {steps:,} env steps is saved.")
 
     def _begin_iteration(self) -> None:
         """Begin to count, unless this iteration is made again after a loss."""

@@ -89,6 +89,33 @@ class Saver:
             for name, log in self._row_logs.items():
                 log.mark_saved(entries[name])
 
+    def save_alone(self) -> bool:
+        """Write a checkpoint of what this rank has, since others are lost. Return whether it did.
+
+        The others' episodes begin anew. Only one of the ranks that are left writes. Not with a
+        replay, of which each rank has its rows; nor if these weights have a checkpoint, or are not
+        finite.
+        """
+        parameters = (p for policy in self._learner.policies.values() for p in policy.parameters())
+        if self._row_logs or self._learner.version == self.saved_version:
+            return False
+        if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+            return False
+        folder, steps = self._job.run_dir / "checkpoints", self._counters.env_steps
+        with self._writing.attempt():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            mark = folder / f".alone_{steps}"
+            try:
+                mark.mkdir()
+            except FileExistsError:  # another rank writes
+                return False
+            try:
+                states = {section.name: section.state() for section in self._sections}
+                self._write("checkpoints", states, steps, self._run.keep)
+            finally:
+                mark.rmdir()
+        return self._writing.error is None
+
     def contents(
         self, states: Mapping[str, SectionState]
     ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Any]]:
