@@ -11,7 +11,7 @@ from headrace.config.run_config import RunConfig
 from headrace.distributed.ranks import Ranks, gather_json
 from headrace.envs.api import Episode
 from headrace.envs.changes import EnvChange
-from headrace.errors import RankError, RanksChangedError
+from headrace.errors import RanksChangedError
 from headrace.leagues.league import League
 from headrace.learner.learner import Learner
 from headrace.meter import Meter
@@ -150,7 +150,7 @@ class Loop:
                 self.ranks, self.learner, self.counters, self.league, self.iteration,
                 self.saver.saved_version, error,
             )  # fmt: skip
-        except RankError:
+        except RanksChangedError:  # nobody replaces ranks; else another one may have its place
             self._save_alone()
             raise
         assert self.iteration.saved_version is not None
