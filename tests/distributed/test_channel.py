@@ -53,6 +53,19 @@ def test_arrays_arrive_equal_and_may_be_written_to():
     there.close()
 
 
+def test_all_that_has_come_is_taken_before_the_end_is_told():
+    """Of a worker that ends, the last messages say why."""
+    here, there = map(Channel, socket.socketpair())
+    for message in ("done", np.ones(1000), "failed"):
+        here.send(message)
+    here.close()
+    done, array, failed = there.take()
+    assert (done, array.sum(), failed) == ("done", 1000, "failed")
+    with pytest.raises(EOFError):
+        there.take()
+    there.close()
+
+
 def test_sending_over_the_network_never_waits_and_keeps_the_order(pair):
     here, there = pair
     sizes = [1, 30_000_000, 10, 5_000_000, 100_000, 2]  # more than the system buffers

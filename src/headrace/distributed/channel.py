@@ -83,8 +83,13 @@ class Channel:
 
     def take(self) -> list[Any]:
         """Return the whole messages that are here. Raise EOFError once there will be no more."""
-        while not self._messages and self._ready.poll(0):
-            self._read()
+        while self._ready.poll(0):
+            try:
+                self._read()
+            except EOFError:
+                if not self._messages:
+                    raise
+                break
         messages, self._messages = list(self._messages), deque()
         return messages
 
@@ -96,7 +101,7 @@ class Channel:
         """Read on, into the header or what comes after it."""
         try:
             count = self._socket.recv_into(self._into[self._received :])
-        except ConnectionError:
+        except OSError:
             count = 0
         if not count:
             raise EOFError

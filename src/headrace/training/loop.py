@@ -150,7 +150,7 @@ class Loop:
                 self.ranks, self.learner, self.counters, self.league, self.iteration,
                 self.saver.saved_version, error,
             )  # fmt: skip
-        except RanksChangedError:  # nobody replaces ranks; else another one may have its place
+        except RanksChangedError:  # lost ranks are not replaced; else a successor may be there
             self._save_alone()
             raise
         assert self.iteration.saved_version is not None

@@ -55,6 +55,8 @@ class Saver:
         if ranks.is_successor and ranks.rank == 0 and any(folder.glob("step_*")):
             saved = checkpoint.newest(job.run_dir)
         saved_rows = {} if saved is None else saved.manifest.get("rows", {})
+        for mark in folder.glob(".alone_*") if ranks.rank == 0 else ():
+            mark.rmdir()  # of a process that was killed: see `save_alone`
         self._row_logs = {
             section.name: RowLog(
                 folder, section.name, section.rows, saved_rows.get(section.name, [])
@@ -108,6 +110,9 @@ class Saver:
             try:
                 mark.mkdir()
             except FileExistsError:  # another rank writes
+                return False
+            if (folder / f"step_{steps:012d}").exists():  # it has written
+                mark.rmdir()
                 return False
             try:
                 states = {section.name: section.state() for section in self._sections}

@@ -1,10 +1,11 @@
 """Workers on the machines of a Ray cluster.
 
 Each machine that has room gets a host of this rank's workers there: an actor (`ray_host.py`), which
-connects to the learner. A worker has a place in a host. Until that is up, or if its machine is
-lost, it runs in another host. A worker leaves a machine that is about to be taken away.
+connects to the learner. A worker has a place in a host. Until that host is up, or if its machine
+is lost, the worker runs in another host. A worker leaves a machine that is about to be taken away.
 """
 
+import contextlib
 import math
 import select
 import time
@@ -64,11 +65,15 @@ _SHARE_AFTER_S, _FIRST_SHARE_AFTER_S = 0.5, 60.0
 _SPLIT_AFTER_S = 5.0  # a host of many workers has found no machine: until smaller ones are tried
 
 
+def _alive() -> set[str]:
+    """Return the ids of the machines that Ray takes for alive."""
+    nodes: Any = ray.nodes  # it has no types
+    return {each["NodeID"] for each in nodes() if each["Alive"]}
+
+
 def _exited(error: RayError, node: str) -> Exited:
     """Describe how a host has ended, and whether its work may be the cause."""
-    nodes: Any = ray.nodes  # it has no types
-    alive = {each["NodeID"] for each in nodes() if each["Alive"]}
-    if node not in alive or getattr(error, "preempted", False):
+    if node not in _alive() or getattr(error, "preempted", False):
         return Exited("was on a machine that is gone", counts=False)
     if type(error).__name__ == "ActorUnavailableError":
         return Exited(f"cannot be reached\n{error}", counts=False)
@@ -169,6 +174,7 @@ class RayWorkerHandle(WorkerHandle):
         whole = plan.num_steps * plan.envs_per_vector
         left = whole * sum(len(order.fragments) for order in orders) - taken
         self.waiting = self.given_back = None
+        self.messages = []  # of the process that is lost
         if (host := self.leave_host()) is not None:
             host.send(Drop(self.index, at_once=True))
         return LostWork(taken, left)
@@ -218,7 +224,9 @@ class RayBackend(WorkerBackend):
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
         self._is_closing, self._closed = False, list[HeadraceError | None]()
         groups: dict[str, list[RayWorkerHandle]] = {}
-        for worker, machine in zip(self.workers, self._needs.machines, strict=False):
+        alive = _alive()
+        machines = [machine for machine in self._needs.machines if machine in alive]
+        for worker, machine in zip(self.workers, machines, strict=False):
             groups.setdefault(machine, []).append(worker)
         for machine, workers in groups.items():
             self._request(workers, machine)
@@ -247,12 +255,14 @@ class RayBackend(WorkerBackend):
     def departures(self) -> Iterator[tuple[RayWorkerHandle, int]]:
         for worker in self.workers:
             host = worker.host
-            if host is None or worker.messages or not self._must_leave(worker, host):
+            leaves = worker.given_back is not None or (host and self._must_leave(worker, host))
+            if host is None or worker.messages or not leaves:
                 continue
             if not worker.num_pending:
                 worker.leave_host()
                 host.send(Drop(worker.index))
                 if host in self._leaving and not host.workers:
+                    self._leaving.remove(host)
                     host.send(Close())
                 given_back, worker.given_back = worker.given_back or 0, None
                 yield worker, given_back
@@ -304,7 +314,8 @@ class RayBackend(WorkerBackend):
         now = time.monotonic()
         for host in self._coming():
             patience_s = _FIRST_SHARE_AFTER_S if host.machine else _SPLIT_AFTER_S
-            if host.places > 1 and now - host.since > patience_s:  # smaller ones may fit
+            # Smaller ones, or one elsewhere, may find room.
+            if (host.places > 1 or host.machine) and now - host.since > patience_s:
                 self._forget(host)
         if not self._coming():
             homeless = [worker for worker in self.workers if worker.home is None]
@@ -359,7 +370,7 @@ class RayBackend(WorkerBackend):
     def _where_to_run(self) -> list[RequestedHost]:
         """Return hosts; one on a machine that goes away only if there is no other."""
         homes = dict.fromkeys(w.home for w in self.workers if w.home is not None)
-        return list(homes) or [host for host in self._leaving if host.channel is not None]
+        return list(homes) or self._leaving
 
     def _find_hosts(self, now: float) -> None:
         """Find the requested hosts that are up, or could not be made."""
@@ -384,6 +395,7 @@ class RayBackend(WorkerBackend):
     def _on_failed_start(self, host: RequestedHost, error: Exception, now: float) -> None:
         """Have it requested again, or raise WorkerError."""
         is_lost = ray_internals.died_with_its_node(host.handle)
+        is_lost |= bool(host.machine) and host.machine not in _alive()
         self._forget(host)
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, OSError):
@@ -418,12 +430,16 @@ class RayBackend(WorkerBackend):
         if self._is_closing:
             self._forget(host)
             return
+        with contextlib.suppress(EOFError):
+            self._hear(host, host.take())  # what came before the end
         exited = Exited("has lost its connection to the learner", counts=False)
         if ray.wait([host.served], timeout=_CAUSE_WITHIN_S)[0]:
             try:
                 ray.get(host.served)
             except RayTaskError as error:
                 text = f"{error}\nWorkers failed on a machine of the cluster. {INSTALLED_THERE}"
+                if not host.workers:
+                    raise WorkerError(text) from None
                 for index in host.workers:
                     self.workers[index].messages.append(Failed(WorkerError(text)))
             except RayError as error:
@@ -459,6 +475,10 @@ class RayBackend(WorkerBackend):
         except EOFError:
             self._on_ended(host)
             return []
+        self._hear(host, messages)
+        return messages
+
+    def _hear(self, host: RequestedHost, messages: list[Any]) -> None:
         for message in messages:
             match message:
                 case Said(worker=index):
@@ -470,7 +490,6 @@ class RayBackend(WorkerBackend):
                 case Close():
                     self._closed.append(message.error)
                     self._forget(host)
-        return messages
 
     def _send_weights(self, host: RequestedHost, version: int) -> None:
         flat = self._weights[version]

@@ -140,7 +140,7 @@ class WorkerHost:
             pass  # the learner is gone
         finally:
             for worker in [*self._workers.values(), *(worker for worker, _ in self._ending)]:
-                worker.end(deadline=0.0)
+                self._end(worker, 0.0)
 
     def _run_once(self) -> bool:
         """Wait for the learner and the workers, and hear them. False: the host is closed."""
@@ -199,12 +199,16 @@ class WorkerHost:
         weights_fd, plan_fd = self._fds
         fds = [weights_fd, memory_fd, plan_fd]
         worker = ProcessWorker(index, setup.vectors, self._plan, piece, fds, None)
+        self._generations[index] = setup.generation
         try:
             worker.start(setup)
+        except (EOFError, OSError) as error:  # no memory, for example
+            exited = Exited(f"could not be started: {error or type(error).__name__}")
+            self._learner.send(self._said(index, exited))
+            return
         finally:
             os.close(memory_fd)
         self._workers[index], self._orders[index] = worker, deque()
-        self._generations[index] = setup.generation
 
     def _pass_on(self, index: int, message: Message) -> None:
         """Send the learner what a worker has said."""
@@ -215,9 +219,13 @@ class WorkerHost:
                 said = self._said(index, message)
                 self._learner.send(said._replace(num_finals=num_finals, parts=parts))
             case Exited():
-                lost = self._workers[index].lose(list(self._orders[index]))
-                self._learner.send(self._said(index, message)._replace(lost=lost))
-                del self._workers[index], self._orders[index]
+                worker, orders = self._workers.pop(index), list(self._orders.pop(index))
+                said = self._said(index, message)
+                with contextlib.suppress(
+                    HeadraceError
+                ):  # it cannot be killed, or failed in closing
+                    said = said._replace(lost=worker.lose(orders))
+                self._learner.send(said)
             case Failed(error=UsageError() as error):  # where the run was started it was none
                 name = f"worker {index}"
                 text = f"{error}\nThat was {name}, on the machine {platform.node()}."
