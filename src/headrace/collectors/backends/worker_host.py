@@ -221,9 +221,7 @@ class WorkerHost:
             case Exited():
                 worker, orders = self._workers.pop(index), list(self._orders.pop(index))
                 said = self._said(index, message)
-                with contextlib.suppress(
-                    HeadraceError
-                ):  # it cannot be killed, or failed in closing
+                with contextlib.suppress(HeadraceError):  # it cannot be killed
                     said = said._replace(lost=worker.lose(orders))
                 self._learner.send(said)
             case Failed(error=UsageError() as error):  # where the run was started it was none
