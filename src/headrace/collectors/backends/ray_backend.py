@@ -30,7 +30,12 @@ from headrace.collectors.backends.api import (
     WorkerSetup,
     WorkOrder,
 )
-from headrace.collectors.backends.ray_requests import Needs, RequestedHost
+from headrace.collectors.backends.ray_requests import (
+    Needs,
+    RequestedHost,
+    described_end,
+    machines_alive,
+)
 from headrace.collectors.backends.worker_host import (
     INSTALLED_THERE,
     Beat,
@@ -63,21 +68,6 @@ _LEAVE_BEFORE_S = 10.0  # a machine is taken away; until then another may come
 # Until a worker shares a host; at the start there is room, and imports take long.
 _SHARE_AFTER_S, _FIRST_SHARE_AFTER_S = 0.5, 60.0
 _SPLIT_AFTER_S = 5.0  # a host of many workers has found no machine: until smaller ones are tried
-
-
-def _alive() -> set[str]:
-    """Return the ids of the machines that Ray takes for alive."""
-    nodes: Any = ray.nodes  # it has no types
-    return {each["NodeID"] for each in nodes() if each["Alive"]}
-
-
-def _exited(error: RayError, node: str) -> Exited:
-    """Describe how a host has ended, and whether its work may be the cause."""
-    if node not in _alive() or getattr(error, "preempted", False):
-        return Exited("was on a machine that is gone", counts=False)
-    if type(error).__name__ == "ActorUnavailableError":
-        return Exited(f"cannot be reached\n{error}", counts=False)
-    return Exited(f"lost the process that hosts it\n{error}")
 
 
 class RayWorkerHandle(WorkerHandle):
@@ -224,7 +214,7 @@ class RayBackend(WorkerBackend):
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
         self._is_closing, self._closed = False, list[HeadraceError | None]()
         groups: dict[str, list[RayWorkerHandle]] = {}
-        alive = _alive()
+        alive = machines_alive()
         machines = [machine for machine in self._needs.machines if machine in alive]
         for worker, machine in zip(self.workers, machines, strict=False):
             groups.setdefault(machine, []).append(worker)
@@ -395,7 +385,7 @@ class RayBackend(WorkerBackend):
     def _on_failed_start(self, host: RequestedHost, error: Exception, now: float) -> None:
         """Have it requested again, or raise WorkerError."""
         is_lost = ray_internals.died_with_its_node(host.handle)
-        is_lost |= bool(host.machine) and host.machine not in _alive()
+        is_lost |= bool(host.machine) and host.machine not in machines_alive()
         self._forget(host)
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, OSError):
@@ -443,7 +433,7 @@ class RayBackend(WorkerBackend):
                 for index in host.workers:
                     self.workers[index].messages.append(Failed(WorkerError(text)))
             except RayError as error:
-                exited = _exited(error, host.node)
+                exited = described_end(error, host.node)
         self._lose(host, exited)
 
     def _lose(self, host: RequestedHost, exited: Exited) -> None:

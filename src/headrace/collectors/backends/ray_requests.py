@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from headrace.collectors.backends.api import Exited
 from headrace.collectors.backends.ray_host import HostActor
 from headrace.collectors.backends.worker_host import Beat
 from headrace.distributed.channel import Door, NetworkChannel
@@ -86,3 +88,18 @@ class RequestedHost:
     def silent_s(self, now: float) -> float:
         """Return for how long nothing has come from it."""
         return self._stall.lasts(now, self._num_read)
+
+
+def machines_alive() -> set[str]:
+    """Return the ids of the machines that Ray takes for alive."""
+    nodes: Any = ray.nodes  # it has no types
+    return {each["NodeID"] for each in nodes() if each["Alive"]}
+
+
+def described_end(error: RayError, node: str) -> Exited:
+    """Describe how a host has ended, and whether its work may be the cause."""
+    if node not in machines_alive() or getattr(error, "preempted", False):
+        return Exited("was on a machine that is gone", counts=False)
+    if type(error).__name__ == "ActorUnavailableError":
+        return Exited(f"cannot be reached\n{error}", counts=False)
+    return Exited(f"lost the process that hosts it\n{error}")
