@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.harness.machine import RESULTS, ROOT, machine
 from headrace.tools.plan.goals import Need
 from headrace.tools.plan.losses import (
-    TODAY,
+    ROLLBACK,
     Recovery,
     checkpoint_interval_s,
     simulate_losses,
@@ -46,7 +46,7 @@ def with_losses(answer):
     every_s = checkpoint_interval_s(plan, checkpoint_s)
     return [
         simulate_losses(plan, None, every_s, checkpoint_s, recovery)
-        for recovery in (TODAY, OTHERS_GO_ON)
+        for recovery in (ROLLBACK, OTHERS_GO_ON)
     ]
 
 

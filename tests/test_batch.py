@@ -137,7 +137,7 @@ def test_whole_runs_need_a_divisor_of_the_envs():
 
 
 @pytest.mark.parametrize(("spec", "k"), [(SPEC, 0), (SPEC, 3), (MASKED, 3)])
-def test_unpack_restores_a_packed_fragment_from_read_only_memory(spec, k):
+def test_unpack_restores_a_packed_fragment(spec, k):
     layout = batch.columns(spec, OUT, 4, 2, state_size=3)
     memory = np.empty(batch.num_bytes(layout), np.uint8)
     ours = batch.allocate(layout, memory)
@@ -148,8 +148,6 @@ def test_unpack_restores_a_packed_fragment_from_read_only_memory(spec, k):
     assert (count, len(parts)) == (k, 1 + (k > 0))
     room_for_one = 8 + 8 + 3 * 4
     assert sum(part.nbytes for part in parts) <= memory.nbytes - (8 - k) * room_for_one + 128
-    for part in parts:
-        part.flags.writeable = False
     theirs = batch.named_tensors(unpack(layout, count, iter(parts)))
     for name, tensor in batch.named_tensors(batch.trim(ours)).items():
         assert theirs[name].dtype == tensor.dtype

@@ -12,7 +12,6 @@ Shape legend, used all over the package (time-major; `...` is the shape of one e
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -417,13 +416,12 @@ def pack(layout: Mapping[str, Column], memory: Array) -> tuple[int, list[Array]]
 
 
 def unpack(layout: Mapping[str, Column], k: int, parts: Iterator[Array]) -> Fragment:
-    """Undo `pack`: take one fragment's parts from those of several (read-only if these are)."""
+    """Undo `pack`: take one fragment's parts from those of several."""
     head, finals = _split(layout, k)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        first = torch.from_numpy(next(parts))
-        rest = torch.from_numpy(next(parts)) if k else None
-    if rest is None:
+    first = torch.from_numpy(next(parts))
+    if k:
+        rest = torch.from_numpy(next(parts))
+    else:
         rest = torch.zeros(num_bytes(finals), dtype=torch.uint8)
     return from_named_tensors(views(head, first) | views(finals, rest))
 

@@ -92,7 +92,7 @@ def test_killed_host_of_workers_is_replaced(tmp_path, measured):
         [host] = actors("HostActor")
         os.kill(host, signal.SIGKILL)
         killed = time.monotonic()
-        seen = run.heard("^Worker . lost the process that hosts it")
+        seen = run.heard("^Worker . ran in a host that died")
         run.workers(2, but=before)
         back = all_home(run, 2, run.iteration)
         assert still_alive(before, 5) == []

@@ -90,6 +90,11 @@ class SamplingPlan:
         return [policy.policy or name for name, policy in self.policies.items()]
 
     @property
+    def env_steps_per_fragment(self) -> int:
+        """Env steps of a fragment of one vector."""
+        return self.num_steps * self.envs_per_vector
+
+    @property
     def layouts(self) -> list[dict[str, Column]]:
         """Arrays of the fragments of one vector, one of each policy."""
         return [

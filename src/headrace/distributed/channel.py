@@ -21,7 +21,7 @@ from headrace.errors import UsageError
 
 _HEADER = struct.Struct("!QI")  # bytes after it; number of arrays
 _SIZE = struct.Struct("!Q")  # of the pickle, then of each array
-_ONE_PIECE = 1 << 16  # bytes of a message, at most
+_ONE_PIECE = 1 << 16  # a message of at most so many bytes is sent in one piece
 _ALIGNED = 16  # bytes, of arrays in what was received
 _TOKEN_BYTES, _NUMBER = 32, struct.Struct("!I")
 _INTRODUCED_WITHIN_S = 2.0
@@ -125,7 +125,7 @@ def _frame(message: Any) -> list[Any]:
     sizes = struct.pack(f"!{1 + len(views)}Q", len(data), *(view.nbytes for view in views))
     pieces, size = [sizes, data], len(sizes) + len(data)
     for view in views:
-        pieces += [*filter(None, [bytes(-size % _ALIGNED)]), view]
+        pieces += [bytes(-size % _ALIGNED), view]
         size += -size % _ALIGNED + view.nbytes
     pieces.insert(0, _HEADER.pack(size, len(views)))
     return [b"".join(pieces)] if size <= _ONE_PIECE else pieces
@@ -157,7 +157,7 @@ class NetworkChannel(Channel):
         self._is_broken = False
 
     def send(self, message: Any) -> None:
-        """Send a message, whose arrays must not change before the other end has it.
+        """Send a message. The caller must not change its arrays before the other end has them.
 
         Raises:
             OSError: the other end is gone.
@@ -177,6 +177,11 @@ class NetworkChannel(Channel):
                 self._thread = threading.Thread(target=self._send_rest, daemon=True)
                 self._thread.start()
             self._has_unsent.notify()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Return whether earlier messages are still on their way to the system."""
+        return bool(self._unsent)
 
     def close(self) -> None:
         """Close this end. What has not been sent yet is dropped."""
@@ -202,7 +207,7 @@ class NetworkChannel(Channel):
                 piece = self._unsent[0]  # it stays there, so that nothing overtakes it
             try:
                 self._socket.sendall(piece)
-            except OSError:  # which reading finds as well
+            except OSError:  # the reader gets EOFError for it
                 self._is_broken = True
                 return
             self._unsent.popleft()
@@ -218,11 +223,11 @@ class Door(NamedTuple):
 class Listener:
     """Takes connections of this run's other processes, on one address of this machine."""
 
-    def __init__(self, host: str) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=1024)
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family, backlog=1024)
         token = secrets.token_bytes(_TOKEN_BYTES)
-        self.door = Door((host, self._socket.getsockname()[1]), token)
+        self.door = Door((address, self._socket.getsockname()[1]), token)
         self._accepted: dict[int, NetworkChannel] = {}
 
     def accept(self, number: int) -> NetworkChannel:

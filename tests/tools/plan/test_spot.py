@@ -13,7 +13,7 @@ from headrace.errors import ConfigError
 from headrace.tools.plan.goals import Budget, Need, Target
 from headrace.tools.plan.losses import (
     ON_CPUS,
-    TODAY,
+    ROLLBACK,
     Recovery,
     checkpoint_interval_s,
     draw_losses,
@@ -61,11 +61,11 @@ def test_workers_are_missing_while_they_are_replaced():
 
 def test_a_batch_that_needs_all_workers_waits_for_the_most_loaded_core():
     """A machine's workers share the cores of the others: two of four have three on two cores."""
-    away, recovery = 6 / (120 + 6), replace(TODAY, workers_s=36.0)
+    away, recovery = 6 / (120 + 6), replace(ROLLBACK, workers_s=36.0)
     steady = kind("gpu", 0, 1, hours=NEVER), 1, 1
     for cores, machines, share in ((1, 4, 1 / 2), (2, 4, 2 / 3), (4, 4, 4 / 6), (8, 9, 8 / 9)):
         each = kind("cpu", cores, hours=200.0, minutes=600.0), machines, 0
-        found = left_of(steady, each, rates=None, hours=200_000.0, recovery=TODAY)
+        found = left_of(steady, each, rates=None, hours=200_000.0, recovery=ROLLBACK)
         nobody = (200 / 210) ** machines
         one = machines * (200 / 210) ** (machines - 1) * 10 / 210
         assert nobody + one * share < found.share < nobody + one * share + 1 - nobody - one
@@ -77,7 +77,7 @@ def test_a_batch_that_needs_all_workers_waits_for_the_most_loaded_core():
 
 
 def test_learners_stand_still_until_there_is_room_and_they_have_begun_again():
-    recovery = replace(TODAY, restart_s=120.0)
+    recovery = replace(ROLLBACK, restart_s=120.0)
     found = left_of((kind("gpu", 4, 1), 1, 1), recovery=recovery, every_s=1e-3)
     # Lost after 120 minutes on average, 6 away; of each time back, 2 are for the start.
     assert found.standing == pytest.approx(1 - 120 * math.exp(-2 / 120) / 126, rel=0.02)
@@ -90,19 +90,19 @@ def test_a_spare_is_taken_at_once():
     assert with_spare.standing < alone.standing / 3
     seldom = kind("gpu", 4, 1, hours=50.0)
     found = left_of((seldom, 10, 8), hours=100_000.0)
-    assert found.standing == pytest.approx(8 / 50 * TODAY.restart_s / 3600, rel=0.05)
+    assert found.standing == pytest.approx(8 / 50 * ROLLBACK.restart_s / 3600, rel=0.05)
 
 
 def test_half_of_what_lies_between_checkpoints_is_made_again():
     found = left_of((kind("gpu", 4, 1, hours=50.0), 10, 8), every_s=120.0, hours=100_000.0)
     assert found.again == pytest.approx(found.learner_losses_per_h * 60 / 3600, rel=0.05)
-    kept = replace(TODAY, keeps_work=True)
+    kept = replace(ROLLBACK, keeps_work=True)
     assert left_of((kind("gpu", 4, 1), 10, 8), recovery=kept).again == 0
 
 
 def test_learners_that_go_on_without_the_lost_one_have_more():
     goes_on = Recovery(4.0, keeps_work=True, waits=False)
-    today, then = (left_of((kind("gpu", 4, 1), 8, 8), recovery=r) for r in (TODAY, goes_on))
+    today, then = (left_of((kind("gpu", 4, 1), 8, 8), recovery=r) for r in (ROLLBACK, goes_on))
     assert today.share < then.share - 0.1
     assert then.standing < 0.01
 
@@ -112,7 +112,7 @@ def test_learners_on_cpus_go_on_and_a_single_one_begins_again():
     assert several.again == 0 < several.learner_losses_per_h
     assert several == left_of((kind("cpu", 8), 16, 16), recovery=ON_CPUS)
     alone = left_of((kind("cpu", 1), 1, 1))
-    assert alone == left_of((kind("cpu", 1), 1, 1), recovery=TODAY)
+    assert alone == left_of((kind("cpu", 1), 1, 1), recovery=ROLLBACK)
     assert alone.again > 0
 
 

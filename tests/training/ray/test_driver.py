@@ -95,7 +95,7 @@ def actors(
         pytest.param(
             {"network": Network(core="lstm", normalize_obs=True)}, id="core", marks=pytest.mark.slow
         ),
-        pytest.param({"num_envs": 2}, id="one vector, whose memory is read-only"),
+        pytest.param({"num_envs": 2}, id="one vector"),
     ],
 )
 def test_inline_equals_ray(cluster, plan):
@@ -198,7 +198,7 @@ def no_patience(monkeypatch):
 
 
 @pytest.mark.more
-def test_workers_share_an_actor_until_there_is_a_machine(cluster, no_patience):
+def test_workers_share_a_host_until_there_is_a_machine(cluster, no_patience):
     """And the fragments are the same as if each had its own."""
     plan = plan_for(short_cartpole, num_steps=20, num_envs=6)
     keep = ray.remote(num_cpus=CORES - 1)(_Nothing).remote()  # room for one is left

@@ -125,8 +125,7 @@ class ProcessWorker(WorkerHandle):
             self._inference.dismiss(self.index)
         fragments, left = list(chain(*self._ordered(orders).values())), self._unwritten(orders)
         mark_unwritten(fragments)
-        whole = self._plan.num_steps * self._plan.envs_per_vector
-        return LostWork(whole * len(fragments) - left, left)
+        return LostWork(self._plan.env_steps_per_fragment * len(fragments) - left, left)
 
     def end(self, deadline: float) -> None:
         """End the process, by force at `deadline`. EnvError: an environment failed in closing."""

@@ -30,6 +30,7 @@ from headrace.collectors.backends.api import (
     WorkerSetup,
     WorkOrder,
 )
+from headrace.collectors.backends.ray_host import own_address
 from headrace.collectors.backends.ray_requests import (
     Needs,
     RequestedHost,
@@ -38,9 +39,11 @@ from headrace.collectors.backends.ray_requests import (
 )
 from headrace.collectors.backends.worker_host import (
     INSTALLED_THERE,
+    AskStack,
     Beat,
     Beats,
     Close,
+    Closed,
     Drop,
     Fill,
     Leave,
@@ -120,18 +123,18 @@ class RayWorkerHandle(WorkerHandle):
         """Return the last sign of life. A worker that waits for a machine makes progress."""
         if self.waiting is not None:
             return object()
-        return (beat := self._beat()) and beat.progress
+        return (beat := self._beat()) and (beat.laps, beat.taken)
 
     def stack(self) -> str:
         return "" if self.host is None else self._backend.stack(self.host, self.index)
 
     def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
         beat = self._beat()
-        if beat is None or beat.order not in orders:
+        if beat is None or not beat.is_of(orders):
             return "between two fragments, or in the first moments of one"
         plan = self._backend.plan
         n = plan.envs_per_vector
-        vectors = [v for v, _, _ in beat.order.fragments]
+        vectors = [v for v, _, _ in beat.fragments]
         envs = ", ".join(f"{v * n} to {v * n + n - 1}" if n > 1 else f"{v}" for v in vectors)
         return (
             f"after about {beat.taken} env steps of a fragment of env {envs} of {plan.spec.id}, "
@@ -159,10 +162,9 @@ class RayWorkerHandle(WorkerHandle):
         taken = self.given_back or 0
         if self._lost is not None:
             taken += self._lost.taken
-        elif beat is not None and beat.order in orders:
+        elif beat is not None and beat.is_of(orders):
             taken += beat.taken
-        whole = plan.num_steps * plan.envs_per_vector
-        left = whole * sum(len(order.fragments) for order in orders) - taken
+        left = plan.env_steps_per_fragment * sum(len(each.fragments) for each in orders) - taken
         self.waiting = self.given_back = None
         self.messages = []  # of the process that is lost
         if (host := self.leave_host()) is not None:
@@ -200,8 +202,7 @@ class RayBackend(WorkerBackend):
         self._to_send = FlatWeights(policies, self._flat)
         self._weights: dict[int, Array] = {}  # by version: the newest two
         self.workers = [RayWorkerHandle(i, share, self) for i, share in enumerate(shares)]
-        util: Any = ray.util  # it has no types
-        self._listener = Listener(util.get_node_ip_address())
+        self._listener = Listener(own_address())
         self._poll = select.poll()
         self._hosts: dict[int, RequestedHost] = {}  # that are up, by descriptor
         self._num_requested = 0  # hosts, so far
@@ -212,7 +213,8 @@ class RayBackend(WorkerBackend):
         self._newest_at = 0.0  # when the last host came up
         self._failed_starts = RestartRate(plan.guards.max_restarts)
         self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
-        self._is_closing, self._closed = False, list[HeadraceError | None]()
+        self._is_closing = False
+        self._close_error: HeadraceError | None = None
         groups: dict[str, list[RayWorkerHandle]] = {}
         alive = machines_alive()
         machines = [machine for machine in self._needs.machines if machine in alive]
@@ -226,7 +228,9 @@ class RayBackend(WorkerBackend):
         self._weights[version] = self._flat.copy()
         self._weights.pop(version - 2, None)
         for host in self._hosts.values():
-            self._send_weights(host, version)
+            # Where workers take the newest weights, a slow machine may leave out a version.
+            if not (self.plan.asynchronous and host.is_behind):
+                self._send_weights(host, version)
 
     def wait(self, wait_s: float) -> list[RayWorkerHandle]:
         now = time.monotonic()
@@ -295,9 +299,8 @@ class RayBackend(WorkerBackend):
             for worker in self.workers:
                 worker.requested = worker.home = worker.host = worker.waiting = None
                 worker.filled = {}
-        for error in self._closed:
-            if error is not None:
-                raise error
+        if self._close_error is not None:
+            raise self._close_error
 
     def place_workers(self) -> None:
         """Request places, and have waiting workers start where they can."""
@@ -337,7 +340,7 @@ class RayBackend(WorkerBackend):
 
     def stack(self, host: RequestedHost, index: int) -> str:
         """Return the stack of a worker in a host; "": unknown."""
-        host.send(Stack(index))
+        host.send(AskStack(index))
         deadline = time.monotonic() + _STACK_WITHIN_S
         while host.channel is not None and (left_s := deadline - time.monotonic()) > 0:
             for descriptor, _ in self._poll.poll(1000 * left_s):
@@ -477,8 +480,8 @@ class RayBackend(WorkerBackend):
                         worker.hear(message)
                 case Beats():
                     host.beats = message.beats
-                case Close():
-                    self._closed.append(message.error)
+                case Closed():
+                    self._close_error = message.error or self._close_error
                     self._forget(host)
 
     def _send_weights(self, host: RequestedHost, version: int) -> None:

@@ -45,3 +45,10 @@ def work_in(folder: str) -> None:
     """Change to the learner's working directory, if this machine has it, for relative paths."""
     with contextlib.suppress(OSError):
         os.chdir(folder)
+
+
+def own_address() -> str:
+    """Return the address of this machine, as the cluster knows it."""
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())  # type: ignore[no-untyped-call]

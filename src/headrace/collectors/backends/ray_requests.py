@@ -67,7 +67,7 @@ class RequestedHost:
         self._stall, self._num_read = StallTimer(), 0
 
     def send(self, message: Any) -> None:
-        """Send a message. If the host is gone, reading finds out."""
+        """Send a message. An error is left to `take`."""
         if self.channel is not None:
             with contextlib.suppress(OSError):
                 self.channel.send(message)
@@ -78,8 +78,13 @@ class RequestedHost:
         self._num_read += 1
         return self.channel.take()
 
+    @property
+    def is_behind(self) -> bool:
+        """Return whether earlier messages have not been sent whole."""
+        return self.channel is not None and self.channel.has_unsent
+
     def end(self) -> None:
-        """Kill it, and its workers with it."""
+        """Kill the host and its workers."""
         ray.kill(self.handle)
         if self.channel is not None:
             self.channel.close()
@@ -102,4 +107,4 @@ def described_end(error: RayError, node: str) -> Exited:
         return Exited("was on a machine that is gone", counts=False)
     if type(error).__name__ == "ActorUnavailableError":
         return Exited(f"cannot be reached\n{error}", counts=False)
-    return Exited(f"lost the process that hosts it\n{error}")
+    return Exited(f"ran in a host that died\n{error}")

@@ -27,14 +27,14 @@ from headrace.collectors.backends.api import (
 )
 from headrace.collectors.backends.processes import ProcessWorker, shared_memory
 from headrace.collectors.backends.worker_main import WorkerMemory, prepare_process
-from headrace.distributed.channel import Channel, pickled
+from headrace.distributed.channel import NetworkChannel, pickled
 from headrace.distributed.child_process import file_in_memory
 from headrace.errors import HeadraceError, UsageError, WorkerError
 from headrace.spec import Array
 from headrace.weights import Published
 
 _BEAT_EVERY_S = 0.25
-_CLOSE_WITHIN_S = 3.0
+_CLOSE_WITHIN_S = 2.5  # the learner waits a little longer
 INSTALLED_THERE = "What the environment is made of must be installed there, in the same versions."
 
 
@@ -60,7 +60,7 @@ class Weights(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Have a worker give its orders back."""
+    """Have a worker stop its orders, and return them unfinished."""
 
     worker: int
 
@@ -72,11 +72,17 @@ class Drop(NamedTuple):
     at_once: bool = False
 
 
-class Stack(NamedTuple):
-    """Ask for the stack of a worker, or tell it."""
+class AskStack(NamedTuple):
+    """Ask for the stack of a worker."""
 
     worker: int
-    text: str = ""
+
+
+class Stack(NamedTuple):
+    """The stack of a worker; "": unknown."""
+
+    worker: int
+    text: str
 
 
 class Stop(NamedTuple):
@@ -84,9 +90,13 @@ class Stop(NamedTuple):
 
 
 class Close(NamedTuple):
-    """End all workers and the host; the answer has the error that this raised."""
+    """End all workers and the host."""
 
-    error: HeadraceError | None = None
+
+class Closed(NamedTuple):
+    """The host has ended its workers; with the error that closing an environment raised."""
+
+    error: HeadraceError | None
 
 
 class Said(NamedTuple):
@@ -103,9 +113,13 @@ class Said(NamedTuple):
 class Beat(NamedTuple):
     """A sign of life of a worker."""
 
-    progress: tuple[int, int]  # laps of its meter, and env steps left of the order
-    order: WorkOrder | None  # that it carries out
+    laps: int  # of its meter, so far
+    fragments: Any  # of the order that it carries out (see `WorkOrder`); None: it has none
     taken: int  # env steps of the order, so far
+
+    def is_of(self, orders: list[WorkOrder]) -> bool:
+        """Return whether it is about one of these orders."""
+        return any(self.fragments == order.fragments for order in orders)
 
 
 class Beats(NamedTuple):
@@ -115,9 +129,9 @@ class Beats(NamedTuple):
 
 
 class WorkerHost:
-    """The workers. `plan` is pickled again: what it has by value is not imported here."""
+    """Hosts the workers. Pickles `plan` again for them: a script's classes have no module here."""
 
-    def __init__(self, plan: SamplingPlan, channel: Channel) -> None:
+    def __init__(self, plan: SamplingPlan, channel: NetworkChannel) -> None:
         prepare_process()
         self._plan, self._learner = plan, channel
         policies = plan.build_policies()
@@ -128,7 +142,8 @@ class WorkerHost:
         self._workers: dict[int, ProcessWorker] = {}
         self._orders: dict[int, deque[WorkOrder]] = {}
         self._generations: dict[int, int] = {}
-        self._ending: list[tuple[ProcessWorker, float]] = []  # until when they may take
+        # Workers that close their environments, and when they are killed.
+        self._ending: list[tuple[ProcessWorker, float]] = []
         self._beat_at = 0.0
 
     def run(self) -> None:
@@ -163,7 +178,8 @@ class WorkerHost:
                 self._end(worker, now)
         if now >= self._beat_at:
             self._beat_at = now + _BEAT_EVERY_S
-            self._learner.send(Beats({index: self._beat(index) for index in self._workers}))
+            if not self._learner.has_unsent:
+                self._learner.send(Beats({index: self._beat(index) for index in self._workers}))
         for request in self._learner.take():
             if isinstance(request, Close):
                 self._close()
@@ -186,7 +202,7 @@ class WorkerHost:
                 self._orders[request.worker].append(request.order)
             case Leave() if request.worker in self._workers:
                 self._workers[request.worker].memory.leave[0] = 1
-            case Stack() if request.worker in self._workers:
+            case AskStack() if request.worker in self._workers:
                 text = self._workers[request.worker].stack()
                 self._learner.send(Stack(request.worker, text))
             case Drop() if request.worker in self._workers:
@@ -236,7 +252,10 @@ class WorkerHost:
         return Said(index, self._generations[index], message)
 
     def _packed(self, index: int, done: Done) -> tuple[tuple[int, ...], tuple[Array, ...]]:
-        """Return how many final observations each fragment has, and the parts of all."""
+        """Return how many final observations each fragment has, and the parts of all.
+
+        They lie in the worker's memory, which the worker writes to again only for the next order.
+        """
         if not done.result.whole:
             return (), ()
         layouts, memory = self._plan.layouts, self._workers[index].memory
@@ -251,11 +270,11 @@ class WorkerHost:
 
     def _beat(self, index: int) -> Beat:
         worker, orders = self._workers[index], self._orders[index]
-        first = list(orders)[:1]
-        whole = self._plan.num_steps * self._plan.envs_per_vector
-        laps, left = worker.progress(first)
-        taken = sum(whole * len(order.fragments) for order in first) - left
-        return Beat((laps, left), first[0] if first else None, taken)
+        laps, left = worker.progress(list(orders)[:1])
+        if not orders:
+            return Beat(laps, None, 0)
+        fragments = orders[0].fragments
+        return Beat(laps, fragments, self._plan.env_steps_per_fragment * len(fragments) - left)
 
     def _drop(self, index: int, *, at_once: bool) -> None:
         worker = self._workers.pop(index)
@@ -279,4 +298,4 @@ class WorkerHost:
                 self._workers.pop(index).end(deadline)
             except HeadraceError as error:
                 failed = error
-        self._learner.send(Close(failed))
+        self._learner.send(Closed(failed))

@@ -14,7 +14,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import cloudpickle
 import numpy as np
@@ -40,7 +39,7 @@ from headrace.errors import HeadraceError, WorkerError
 from headrace.meter import Meter
 from headrace.models.policy import Actor
 from headrace.spec import Array
-from headrace.weights import Modules, Published
+from headrace.weights import Published
 
 REQUEST = struct.Struct("=5q")
 """A request for actions: vector, buffer, row t, steps that each env has taken before the fragment,
@@ -141,21 +140,10 @@ def run_in_sequence(context: WorkerContext) -> None:
         context.deliver(order, result)
 
 
-class NumberedWeights(Protocol):
-    """Weights of a learner, numbered by updates, as a worker has them."""
-
-    @property
-    def newest(self) -> int:
-        """Newest published version."""
-
-    def pull(self, modules: Modules, version: int | None = None) -> int:
-        """Copy a version (None: the newest) into the modules. Return which."""
-
-
 class LatestWeights(ActorSource):
     """The actors of the newest weights, or of the version that an order names."""
 
-    def __init__(self, published: NumberedWeights, worker: RolloutWorker, meter: Meter) -> None:
+    def __init__(self, published: Published, worker: RolloutWorker, meter: Meter) -> None:
         self._published, self._worker, self._meter = published, worker, meter
         self._actors: list[Actor] = []
         self._pinned: int | None = None

@@ -1,7 +1,7 @@
 """What is left of a plan's speed if machines are taken away: a simulation of some months.
 
 Machines are lost at random, each after the same time on average, and replaced after a fixed time.
-What a loss costs was measured (`TODAY`). Left out: which machines to rent (`spot.py`), losses of
+What a loss costs was measured (`ROLLBACK`). Left out: which machines to rent (`spot.py`), losses of
 many machines at once, and notices before a loss, with which nothing has to be made again.
 """
 
@@ -30,16 +30,16 @@ class Recovery:
         waits: True: learning stands still until there is room for all learners; False: those that
             are left go on with all of the batch.
         workers_s: until workers of a lost machine have made their fragments elsewhere; a batch that
-            needs all of them waits (docs/cluster.md, F20, a machine of workers is lost, lag 0).
+            needs all of them waits. The fault test of that, at lag 0, measures it.
     """
 
     restart_s: float
     keeps_work: bool
     waits: bool
-    workers_s: float = 2.0
+    workers_s: float = 4.8
 
 
-TODAY = Recovery(7.4, keeps_work=False, waits=True)
+ROLLBACK = Recovery(7.4, keeps_work=False, waits=True)
 """Of one learner, and of learners on GPUs: by the seconds that one on a CPU takes, and no GPU was
 measured (docs/cluster.md, F20, a learner's machine is lost)."""
 ON_CPUS = Recovery(5.9, keeps_work=True, waits=False)
@@ -86,7 +86,7 @@ def simulate_losses(
 def recovery_of(plan: MachinePlan) -> Recovery:
     """Return how the plan's learners go on after the loss of a machine of theirs."""
     on_gpus = any(kind.gpus for kind in plan.kinds if plan.learners.get(kind.name))
-    return TODAY if on_gpus or sum(plan.learners.values()) < 2 else ON_CPUS
+    return ROLLBACK if on_gpus or sum(plan.learners.values()) < 2 else ON_CPUS
 
 
 class Change(NamedTuple):

@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
+from headrace.collectors.backends.ray_host import own_address
 from headrace.config.run_config import demands
 from headrace.distributed import ray_internals
 from headrace.distributed.channel import pickled
@@ -41,7 +42,7 @@ from headrace.training.job import Job
 from headrace.training.log import Display
 from headrace.training.rank import RunResult
 from headrace.training.ray.connect import machines_for
-from headrace.training.ray.learner_actor import LearnerActor, Meeting, own_address
+from headrace.training.ray.learner_actor import LearnerActor, Meeting
 from headrace.training.ray.placement import Places, num_gpus, wait_for_placement
 from headrace.training.rejoin import OfOneRank, max_replaced, may_move
 from headrace.training.reporter import OnUpdate

@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from headrace.collectors.backends.ray_host import work_in
+from headrace.collectors.backends.ray_host import own_address, work_in
 from headrace.config.run_config import RunConfig
 from headrace.distributed.groups import connect_store, join
 from headrace.distributed.local_ranks import Failure
@@ -187,13 +187,6 @@ def _joined(run: RunConfig, info: RankInfo, meeting: Meeting) -> Ranks:
         group=meeting.group,
         replaces=meeting.replaces,
     )
-
-
-def own_address() -> str:
-    """Return the address of this machine, as the cluster knows it."""
-    from ray.util import get_node_ip_address
-
-    return str(get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _check_run_dir(run_dir: Path, info: RankInfo) -> None:
