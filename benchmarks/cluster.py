@@ -1,4 +1,4 @@
-"""Workers and learner as Ray actors, on this machine: what Ray costs, and where starting goes.
+"""Workers and learner on Ray, on this machine: what Ray costs, and where starting goes.
 
 All of it is `headrace train ... --cluster local`, which starts a Ray of its own for the run, beside
 the same command without it, whose workers are processes (`--num-workers`). Network, batch and
@@ -11,7 +11,7 @@ minibatches); each environment has a worker of its own.
   measured); RLlib's runners beside them, one turn. "of the limit" is the sampling efficiency.
 - Scaling: 2 to 24 environments that sleep 10 ms; APPO; one turn. The limit is N / the mean which
   they measured themselves, "of N / 10 ms" is beside what was asked for; and a figure.
-- Start: from the command to the end of the first update, with 2, 8 and 16 workers, seen from
+- Start: from the command to the end of the first update, with 2, 8 and 24 workers, seen from
   outside (`watch_phases.py`). Columns are the seconds of each phase, one after the other: the
   command's own imports; starting Ray; the learner's process, up to its first words; the first
   worker; all others; the first batch and update. Then what was computed in it, in all and by each
@@ -36,7 +36,7 @@ ASYNCHRONOUS = ["--algo", "appo", "--lag", "2"]
 COST_S, COST_ENVS = 14, 8
 """How long a run of them is to take, without its start."""
 SCALING, SCALING_MS, SCALING_UPDATES = (2, 4, 8, 16, 24), 10, 12
-STARTED = (2, 8, 16)
+STARTED = (2, 8, 24)
 LEFT = "Ray / processes"
 RAY, PROCESSES = "Ray actors", "processes"
 ACTORS_24, PROCESSES_24 = "Headrace, 24 Ray actors", "Headrace, 24 processes"

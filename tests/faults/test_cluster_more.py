@@ -333,20 +333,20 @@ def test_four_learners_learn_where_two_machines_go_and_two_come(
 
 
 def test_workers_share_a_machine_until_a_machine_joins(tmp_path, measured):
-    two = {"CPU": 2} | WORKER
     with (
-        machines({"CPU": 1} | LEARNER, two) as cluster,
+        machines({"CPU": 1} | LEARNER, {"CPU": 1} | WORKER) as cluster,
         Run(tmp_path, *paced(cluster, tmp_path, *PPO, "--num-envs", 8, "--num-workers", 4)) as run,
     ):
-        run.row(lambda row: row["workers_up"] == 2)
-        joins(cluster, **two)
+        run.row(lambda row: row["workers_up"] == 1)
+        joins(cluster, **{"CPU": 3} | WORKER)
         joined = time.monotonic()
         home = all_home(run, 4, run.iteration) - joined
         assert len(workers()) == 4
+        assert len(actors("HostActor")) == 3  # of 1 worker, of 1, and of 2
         summary = run.finished()
     assert_balanced(summary)
     assert summary["lost_env_steps"] == summary["restarts"] == 0
     measured(
-        "F20", "4 workers, room for 2, a machine joins: each has its own process", recover_s=home,
+        "F20", "4 workers, room for 1, a machine joins: each has its own process", recover_s=home,
         recover_within_s=30,
     )  # fmt: skip

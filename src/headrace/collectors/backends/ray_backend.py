@@ -184,7 +184,8 @@ class RayWorkerHandle(WorkerHandle):
             self.host.send(message)
 
     def _beat(self) -> Beat | None:
-        return self._last_beat if self.host is None else self.host.beats.get(self.index)
+        beat = self._last_beat if self.host is None else self.host.beats.get(self.index)
+        return beat if beat is not None and beat.generation == self.generation else None
 
 
 class RayBackend(WorkerBackend):
@@ -206,6 +207,7 @@ class RayBackend(WorkerBackend):
         self._poll = select.poll()
         self._hosts: dict[int, RequestedHost] = {}  # that are up, by descriptor
         self._num_requested = 0  # hosts, so far
+        self._next_places = 1  # of the next host: doubled where one was found, else halved
         self._leaving: list[RequestedHost] = []  # their machines are about to be taken away
         self._draining: dict[str, float] = {}  # machines, until when they are there (epoch, s)
         self._node = ray.get_runtime_context().get_node_id()
@@ -309,11 +311,12 @@ class RayBackend(WorkerBackend):
             patience_s = _FIRST_SHARE_AFTER_S if host.machine else _SPLIT_AFTER_S
             # Smaller ones, or one elsewhere, may find room.
             if (host.places > 1 or host.machine) and now - host.since > patience_s:
+                self._next_places = max(1, host.places // 2)
                 self._forget(host)
         if not self._coming():
             homeless = [worker for worker in self.workers if worker.home is None]
             if homeless:
-                self._request(homeless[:1])
+                self._request(homeless[: self._next_places])
         hosts = self._where_to_run()
         for worker in self.workers:
             if worker.waiting is None:
@@ -377,6 +380,8 @@ class RayBackend(WorkerBackend):
                 self._on_failed_start(host, error, now)
                 continue
             host.served, self._newest_at = host.handle.serve.remote(self._plan_ref), now
+            if not host.machine:
+                self._next_places = max(self._next_places, 2 * host.places)
             self._hosts[host.channel.fileno()] = host
             self._poll.register(host.channel, select.POLLIN)
             for worker in self.workers:
@@ -391,11 +396,10 @@ class RayBackend(WorkerBackend):
         is_lost |= bool(host.machine) and host.machine not in machines_alive()
         self._forget(host)
         cause = error.cause if isinstance(error, RayTaskError) else error
+        remedy = INSTALLED_THERE
         if isinstance(cause, OSError):
             name = ":".join(map(str, self._listener.door.address))
             remedy = f"It must reach the learner at {name}: let machines reach each other."
-        else:
-            remedy = INSTALLED_THERE
         failed = getattr(error, "actor_init_failed", False)
         if failed or not (is_lost or self._failed_starts.again(now)):
             raise WorkerError(
@@ -440,14 +444,13 @@ class RayBackend(WorkerBackend):
         self._lose(host, exited)
 
     def _lose(self, host: RequestedHost, exited: Exited) -> None:
-        """End a host, report its workers as ended, and request places for them."""
-        homeless = [worker for worker in self.workers if worker.home is host]
+        """End a host, and report its workers as ended. `wait` has places requested for them."""
+        num_places = sum(worker.home is host for worker in self.workers)
+        self._next_places = max(self._next_places, num_places)
         for index in sorted(host.workers):
             self.workers[index].leave_host()
             self.workers[index].messages.append(exited)
         self._forget(host)
-        if homeless:
-            self._request(homeless)
 
     def _forget(self, host: RequestedHost) -> None:
         """End a host that has no workers, or was not up."""

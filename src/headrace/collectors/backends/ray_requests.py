@@ -29,7 +29,7 @@ class Needs:
     Attributes:
         resources: amounts of Ray's custom resources.
         machines: ids of the machines that have room now, one for each of the first workers. Places
-            for the others are requested one after the other, so that ranks share new machines.
+            for the others are requested a few at a time, so that ranks share new machines.
     """
 
     num_cpus: float = 1.0

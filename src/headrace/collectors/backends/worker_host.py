@@ -113,6 +113,7 @@ class Said(NamedTuple):
 class Beat(NamedTuple):
     """A sign of life of a worker."""
 
+    generation: int
     laps: int  # of its meter, so far
     fragments: Any  # of the order that it carries out (see `WorkOrder`); None: it has none
     taken: int  # env steps of the order, so far
@@ -270,11 +271,13 @@ class WorkerHost:
 
     def _beat(self, index: int) -> Beat:
         worker, orders = self._workers[index], self._orders[index]
+        generation = self._generations[index]
         laps, left = worker.progress(list(orders)[:1])
         if not orders:
-            return Beat(laps, None, 0)
+            return Beat(generation, laps, None, 0)
         fragments = orders[0].fragments
-        return Beat(laps, fragments, self._plan.env_steps_per_fragment * len(fragments) - left)
+        taken = self._plan.env_steps_per_fragment * len(fragments) - left
+        return Beat(generation, laps, fragments, taken)
 
     def _drop(self, index: int, *, at_once: bool) -> None:
         worker = self._workers.pop(index)
