@@ -5,6 +5,7 @@ underscores for dashes. Imports nothing heavy: `main.py` asks before anything is
 """
 
 import itertools
+import re
 from collections.abc import Mapping
 
 from headrace.config.old_names import NAMES, VALUES
@@ -37,6 +38,13 @@ def value_of(argv: list[str], name: str) -> str | None:
 def is_on(argv: list[str], name: str) -> bool:
     """Return whether a flag without a value is there, and not its `--no-` after it."""
     return [each for each in flag_names(argv) if each in (name, f"no_{name}")][-1:] == [name]
+
+
+def as_typed(text: str, argv: list[str]) -> str:
+    """Return a message with the flags of a command line in place of the names of its settings."""
+    for name in flag_names(argv):
+        text = re.sub(rf"(?<!\S){re.escape(name)}=(?=\S)", f"{flag(name)} ", text)
+    return text
 
 
 def without_flags(argv: list[str], takes_value: Mapping[str, bool]) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from headrace import __version__
 from headrace.catalog.families import advice_without_env, family_of
-from headrace.cli.argv import is_on, rename_flags, value_of
+from headrace.cli.argv import as_typed, is_on, rename_flags, value_of
 from headrace.errors import ConfigError, HeadraceError, UsageError, did_you_mean
 
 VERBS = {
@@ -145,7 +145,7 @@ def _run_verb(verb: str, argv: list[str]) -> int:
             flags, argv = flags_of(verb), rename_flags(argv)
         return parse(verb, VERBS[verb], flags, argv).execute(argv) or 0
     except HeadraceError as error:
-        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        said = as_typed("\n".join([str(error), *getattr(error, "__notes__", ())]), argv)
         print(f"headrace {verb}: {said}", file=sys.stderr)
         if is_on(argv, "json") and os.environ.get("RANK", "0") == "0":
             print(json.dumps({"error": type(error).__name__, "message": said}))

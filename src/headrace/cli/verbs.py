@@ -151,7 +151,7 @@ def _schedules(
 
 
 def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) -> Any:
-    """Return a verb with its flags; ConfigError for one that is there twice."""
+    """Return a verb with its flags; ConfigError for one that is there twice, or a wrong value."""
     parse = partial(
         tyro.cli,
         prog=f"headrace {verb}",
@@ -166,11 +166,21 @@ def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) 
         _set_help(flags, read=False)
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             parsed = parse(flags)
-    except SystemExit:
+    except SystemExit as ended:
+        if (refusal := _refusal(ended)) is not None:
+            raise refusal from None
         _set_help(flags, read=True)
         parsed = parse(flags)
     _refuse_repeated(argv, parsed)
     return parsed
+
+
+def _refusal(ended: SystemExit) -> ConfigError | None:
+    """Return the error of a class of settings for which tyro has ended."""
+    error: BaseException | None = ended
+    while error is not None and not isinstance(error, ConfigError):
+        error = error.__context__
+    return error
 
 
 def help_texts(cls: type[Any]) -> dict[str, str]:
