@@ -150,6 +150,8 @@ def test_checkpoint_interval_is_the_best():
 
     assert share(best) > max(share(best / 4), share(best * 4))
     assert checkpoint_interval_s(plan_of((kind("cpu", 4), 10, 0)), 2.0) == 600
+    assert checkpoint_interval_s(plan_of((kind("cpu", 1), 1, 1)), 2.0) < 300
+    assert checkpoint_interval_s(plan_of((kind("cpu", 1), 2, 2)), 2.0) == 600  # nothing is lost
 
 
 GPU = MachineKind("gpu", 0.5, 4, 1, spot=SpotTerms("gpu", 0.16, 2.0))
