@@ -139,9 +139,14 @@ def freed_memory_kept() -> Iterator[None]:
         libc.malloc_trim(0)
 
 
+def files_needed(num_workers: int) -> int:
+    """Return how many files this process opens, those that are open included, for more workers."""
+    return len(os.listdir("/proc/self/fd")) + _FILES_PER_WORKER * num_workers + _OTHER_FILES
+
+
 def check_open_files(num_workers: int) -> None:
     """Raise ConfigError if this process may not open the files that the workers need."""
-    needed = len(os.listdir("/proc/self/fd")) + _FILES_PER_WORKER * num_workers + _OTHER_FILES
+    needed = files_needed(num_workers)
     allowed = raise_open_files(needed)
     if allowed < needed:
         most = max(0, num_workers - -(-(needed - allowed) // _FILES_PER_WORKER))

@@ -28,7 +28,8 @@ from headrace.collectors.backends.api import (
 from headrace.collectors.backends.processes import ProcessWorker, shared_memory
 from headrace.collectors.backends.worker_main import WorkerMemory, prepare_process
 from headrace.distributed.channel import NetworkChannel, pickled
-from headrace.distributed.child_process import file_in_memory
+from headrace.distributed.child_process import file_in_memory, raise_open_files
+from headrace.distributed.process import files_needed
 from headrace.errors import HeadraceError, UsageError, WorkerError
 from headrace.spec import Array
 from headrace.weights import Published
@@ -210,6 +211,7 @@ class WorkerHost:
                 self._drop(request.worker, at_once=request.at_once)
 
     def _start(self, index: int, setup: WorkerSetup) -> None:
+        raise_open_files(files_needed(1))
         size = WorkerMemory.num_bytes(self._plan, len(setup.vectors))
         memory_fd, memory = shared_memory("fragments", size)
         piece = WorkerMemory(memory, 0, self._plan, setup.vectors, fresh=True)
