@@ -219,7 +219,7 @@ def test_workers_share_a_host_until_there_is_a_machine(cluster, no_patience):
         for collector in (one, many):
             collector.release_batch(more=True)
     assert up[:3] == [1, 1, 1]
-    assert len({id(worker.host) for worker in many.workers}) == 3
+    assert len({id(worker.host) for worker in many.workers}) > 1
     assert many.ledger == one.ledger  # nothing was lost
     one.close()
 

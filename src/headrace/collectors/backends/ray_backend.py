@@ -1,14 +1,14 @@
 """Workers on the machines of a Ray cluster.
 
 Each machine that has room gets a host of this rank's workers there: an actor (`ray_host.py`), which
-connects to the learner. A worker has a place in a host. Until that host is up, or if its machine
-is lost, the worker runs in another host. A worker leaves a machine that is about to be taken away.
+connects to the learner. A worker (`ray_worker.py`) leaves a machine that is about to be taken away.
 """
 
 import contextlib
 import math
 import select
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,19 +16,11 @@ import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from headrace.batch import Fragments, unpack
 from headrace.collectors.api import SamplingPlan
 from headrace.collectors.backends.api import (
-    Done,
     Exited,
     Failed,
-    LostWork,
-    Message,
-    Ready,
     WorkerBackend,
-    WorkerHandle,
-    WorkerSetup,
-    WorkOrder,
 )
 from headrace.collectors.backends.ray_host import own_address
 from headrace.collectors.backends.ray_requests import (
@@ -37,23 +29,20 @@ from headrace.collectors.backends.ray_requests import (
     described_end,
     machines_alive,
 )
+from headrace.collectors.backends.ray_worker import RayWorkerHandle
 from headrace.collectors.backends.worker_host import (
     INSTALLED_THERE,
     AskStack,
-    Beat,
     Beats,
     Close,
     Closed,
     Drop,
-    Fill,
     Leave,
     Said,
     Stack,
-    Start,
     Stop,
     Weights,
 )
-from headrace.collectors.snapshots import EpisodeSnapshots
 from headrace.collectors.supervisor import TIMES_AS_LONG_TO_START
 from headrace.distributed import ray_internals
 from headrace.distributed.channel import Listener, pickled
@@ -73,121 +62,6 @@ _SHARE_AFTER_S, _FIRST_SHARE_AFTER_S = 0.5, 60.0
 _SPLIT_AFTER_S = 5.0  # a host of many workers has found no machine: until smaller ones are tried
 
 
-class RayWorkerHandle(WorkerHandle):
-    """A worker in a host: where it has its place, or for a while in another one."""
-
-    def __init__(self, index: int, vectors: list[int], backend: "RayBackend") -> None:
-        super().__init__(index, vectors)
-        self._backend = backend
-        self.requested: RequestedHost | None = None  # where its place will be
-        self.home: RequestedHost | None = None  # where its place is, once that is up
-        self.host: RequestedHost | None = None  # in which it runs
-        self.waiting: tuple[WorkerSetup, float] | None = None  # for a host, since when
-        self.generation = 0
-        self.num_pending = 0  # requests that are not answered
-        self.messages: list[Message] = []  # not read yet
-        self.filled: dict[tuple[int, int], Fragments] = {}  # by vector and buffer
-        self.given_back: int | None = None  # env steps, because it moves; None: it stays
-        self._last_beat: Beat | None = None  # of a process that is lost
-        self._lost: LostWork | None = None  # by a process whose host has counted it
-
-    @property
-    def is_running(self) -> bool:
-        return self.host is not None
-
-    def fragments(self, vector: int, buffer: int) -> Fragments:
-        return self.filled[vector, buffer]
-
-    def start(self, setup: WorkerSetup) -> None:
-        self.waiting = setup, time.monotonic()
-        self._backend.place_workers()
-
-    def start_in(self, host: RequestedHost) -> None:
-        """Start in a host."""
-        assert self.waiting is not None
-        setup, _ = self.waiting
-        self.waiting, self.host, self.generation, self.num_pending = None, host, setup.generation, 0
-        self._last_beat = self._lost = None
-        host.workers.add(self.index)
-        host.beats.pop(self.index, None)
-        self._request(Start(self.index, setup))
-
-    def send(self, order: WorkOrder) -> None:
-        self._request(Fill(self.index, order))
-
-    def poll(self) -> list[Message]:
-        messages, self.messages = self.messages, []
-        return messages
-
-    def progress(self, orders: list[WorkOrder]) -> object:
-        """Return the last sign of life. A worker that waits for a machine makes progress."""
-        if self.waiting is not None:
-            return object()
-        return (beat := self._beat()) and (beat.laps, beat.taken)
-
-    def stack(self) -> str:
-        return "" if self.host is None else self._backend.stack(self.host, self.index)
-
-    def position(self, orders: list[WorkOrder], snapshots: EpisodeSnapshots) -> str:
-        beat = self._beat()
-        if beat is None or not beat.is_of(orders):
-            return "between two fragments, or in the first moments of one"
-        plan = self._backend.plan
-        n = plan.envs_per_vector
-        vectors = [v for v, _, _ in beat.fragments]
-        envs = ", ".join(f"{v * n} to {v * n + n - 1}" if n > 1 else f"{v}" for v in vectors)
-        return (
-            f"after about {beat.taken} env steps of a fragment of env {envs} of {plan.spec.id}, "
-            f"{self.name}"
-        )
-
-    def hear(self, said: Said) -> None:
-        """Take a message of the process that does its work now."""
-        message = said.message
-        if isinstance(message, Ready | Done):
-            self.num_pending -= 1
-        if isinstance(message, Exited):
-            self._lost = said.lost
-            self.leave_host()
-        elif isinstance(message, Done) and message.result.whole:
-            self._backend.unpack(self, message.order, said)
-        elif isinstance(message, Done) and self.given_back is not None:
-            self.given_back += message.result.taken
-            return
-        self.messages.append(message)
-
-    def lose(self, orders: list[WorkOrder]) -> LostWork:
-        """End the process, if there is one. Count what is known of its steps."""
-        beat, plan = self._beat(), self._backend.plan
-        taken = self.given_back or 0
-        if self._lost is not None:
-            taken += self._lost.taken
-        elif beat is not None and beat.is_of(orders):
-            taken += beat.taken
-        left = plan.env_steps_per_fragment * sum(len(each.fragments) for each in orders) - taken
-        self.waiting = self.given_back = None
-        self.messages = []  # of the process that is lost
-        if (host := self.leave_host()) is not None:
-            host.send(Drop(self.index, at_once=True))
-        return LostWork(taken, left)
-
-    def leave_host(self) -> RequestedHost | None:
-        """Note that it runs nowhere. Return where it ran."""
-        host, self._last_beat, self.host = self.host, self._beat(), None
-        if host is not None:
-            host.workers.remove(self.index)
-        return host
-
-    def _request(self, message: Start | Fill) -> None:
-        if self.host is not None:  # else it is gone, which `poll` says
-            self.num_pending += 1
-            self.host.send(message)
-
-    def _beat(self) -> Beat | None:
-        beat = self._last_beat if self.host is None else self.host.beats.get(self.index)
-        return beat if beat is not None and beat.generation == self.generation else None
-
-
 class RayBackend(WorkerBackend):
     """The hosts of a rank. Raises UsageError if the environment cannot be sent to them."""
 
@@ -197,12 +71,14 @@ class RayBackend(WorkerBackend):
         self, plan: SamplingPlan, shares: list[list[int]], needs: Needs | None = None
     ) -> None:
         self.plan, self._needs = plan, needs or Needs()
-        self._plan_ref, self._layouts = ray.put(pickled(plan, "worker processes")), plan.layouts
+        self._plan_ref = ray.put(pickled(plan, "worker processes"))
         policies = plan.build_policies()
         self._flat = np.zeros(FlatWeights.num_bytes(policies), np.uint8)
         self._to_send = FlatWeights(policies, self._flat)
         self._weights: dict[int, Array] = {}  # by version: the newest two
-        self.workers = [RayWorkerHandle(i, share, self) for i, share in enumerate(shares)]
+        self.workers = [
+            RayWorkerHandle(i, share, plan, self._stack) for i, share in enumerate(shares)
+        ]
         self._listener = Listener(own_address())
         self._poll = select.poll()
         self._hosts: dict[int, RequestedHost] = {}  # that are up, by descriptor
@@ -214,7 +90,7 @@ class RayBackend(WorkerBackend):
         self._checked_at = 0.0
         self._newest_at = 0.0  # when the last host came up
         self._failed_starts = RestartRate(plan.guards.max_restarts)
-        self._num_bytes = dict.fromkeys(("fragments", "fragments_remote", "weights"), 0)
+        self._weights_bytes = 0  # sent in this update
         self._is_closing = False
         self._close_error: HeadraceError | None = None
         groups: dict[str, list[RayWorkerHandle]] = {}
@@ -280,10 +156,17 @@ class RayBackend(WorkerBackend):
             host.send(Stop())
 
     def metrics(self) -> dict[str, float]:
-        metrics = {f"{name}_bytes": float(count) for name, count in self._num_bytes.items()}
-        self._num_bytes = dict.fromkeys(self._num_bytes, 0)
-        at_home = sum(w.home is not None and w.home is w.host for w in self.workers)
-        return metrics | {"workers_up": float(at_home)}
+        received = sum((worker.received for worker in self.workers), Counter[str]())
+        metrics = {
+            "fragments_bytes": float(received.total()),
+            "fragments_remote_bytes": float(received.total() - received[self._node]),
+            "weights_bytes": float(self._weights_bytes),
+            "workers_up": float(sum(w.home is not None and w.home is w.host for w in self.workers)),
+        }
+        self._weights_bytes = 0
+        for worker in self.workers:
+            worker.received.clear()
+        return metrics
 
     def close(self, within_s: float) -> None:
         deadline, self._is_closing = time.monotonic() + within_s, True
@@ -329,19 +212,7 @@ class RayBackend(WorkerBackend):
             elif hosts and now - max(since, self._newest_at) > share_after_s:
                 worker.start_in(min(hosts, key=lambda host: len(host.workers) / host.places))
 
-    def unpack(self, worker: RayWorkerHandle, order: WorkOrder, said: Said) -> None:
-        """Take the fragments that fill an order."""
-        parts, num_finals = iter(said.parts), iter(said.num_finals)
-        for v, buffer, _ in order.fragments:
-            worker.filled[v, buffer] = tuple(
-                unpack(layout, next(num_finals), parts) for layout in self._layouts
-            )
-        size = sum(part.nbytes for part in said.parts)
-        is_remote = worker.host is not None and worker.host.node != self._node
-        self._num_bytes["fragments"] += size
-        self._num_bytes["fragments_remote"] += size * is_remote
-
-    def stack(self, host: RequestedHost, index: int) -> str:
+    def _stack(self, host: RequestedHost, index: int) -> str:
         """Return the stack of a worker in a host; "": unknown."""
         host.send(AskStack(index))
         deadline = time.monotonic() + _STACK_WITHIN_S
@@ -490,7 +361,7 @@ class RayBackend(WorkerBackend):
     def _send_weights(self, host: RequestedHost, version: int) -> None:
         flat = self._weights[version]
         host.send(Weights(version, flat))
-        self._num_bytes["weights"] += flat.nbytes
+        self._weights_bytes += flat.nbytes
 
     def _must_leave(self, worker: RayWorkerHandle, host: RequestedHost) -> bool:
         """Return True if its place is up elsewhere, or it must move to another machine."""
