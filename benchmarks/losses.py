@@ -32,6 +32,7 @@ HEADRACE = (
     "headrace", "train", "benchmarks.peers.one_core:OneCore", "--env-kwargs", "step_ms=2",
     "--num-steps", "32", "--envs-per-vector", "1", "--num-epochs", "1", "--num-minibatches", "4",
     "--total-env-steps", "1000000000", "--checkpoint-every-s", str(CHECKPOINT_EVERY_S), "--quiet",
+    "--max-worker-restarts", "100",
 )  # fmt: skip
 
 
