@@ -27,6 +27,7 @@ from benchmarks.harness.machine import RESULTS, ROOT, machine
 from benchmarks.harness.result import read_result
 from headrace.tools.plan.losses import simulate_losses
 
+NAME = "losses"
 CHECKPOINT_EVERY_S, CHECKPOINT_S = 10, 0.05
 HEADRACE = (
     "headrace", "train", "benchmarks.peers.one_core:OneCore", "--env-kwargs", "step_ms=2",
@@ -92,8 +93,8 @@ CASES = (
 )
 
 
-def table(results):
-    """In Markdown."""
+def tables(results):
+    """For docs/plan.md."""
     lines = [
         "| machines that are lost | losses | speed that is left | simulated | of measured |",
         "|---|---|---|---|---|",
@@ -112,9 +113,9 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", metavar="TEXT", default="", help="cases with this in their name")
-    parser.add_argument("--output", type=Path, default=RESULTS / "losses.json", metavar="PATH")
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{NAME}.json", metavar="PATH")
     args = parser.parse_args()
-    results = {"benchmark": "losses", "machine": machine(), "cases": {}}
+    results = {"benchmark": NAME, "machine": machine(), "cases": {}}
     for case in CASES:
         if args.only in case.name:
             seen = case.measure()
@@ -123,7 +124,7 @@ def main():
             results["cases"][case.name] = of
             print(f"{case.name}: {share:.1%} measured, {of['simulated']:.1%} simulated", flush=True)
     args.output.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"\n{table(results)}\n\nWritten: {args.output}")
+    print(f"\n{tables(results)}\n\nWritten: {args.output}")
 
 
 if __name__ == "__main__":
