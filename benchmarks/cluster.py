@@ -38,10 +38,10 @@ COST_S, COST_ENVS = 14, 8
 SCALING, SCALING_MS, SCALING_UPDATES = (2, 4, 8, 16, 24), 10, 12
 STARTED = (2, 8, 24)
 LEFT = "Ray / processes"
-RAY, PROCESSES = "Ray actors", "processes"
-ACTORS_24, PROCESSES_24 = "Headrace, 24 Ray actors", "Headrace, 24 processes"
-UNEVEN = "24 environments that sleep 7 ms, rare stalls: workers as Ray actors"
-SCALED = "Worker actors whose environments sleep 10 ms a step"
+RAY, PROCESSES = "workers on Ray", "processes"
+RAY_24, PROCESSES_24 = "Headrace, 24 workers on Ray", "Headrace, 24 processes"
+UNEVEN = "24 environments that sleep 7 ms, rare stalls: workers on Ray"
+SCALED = "Workers on Ray whose environments sleep 10 ms a step"
 START = "From the command to the end of the first update"
 PHASES = {
     "imports, s": ("imported_s",),
@@ -71,7 +71,7 @@ def measured_mean(result):
 
 
 def cost(step_ms, how, *flags):
-    """Ray's actors against processes."""
+    """Workers on Ray against processes."""
     updates = round(COST_S * 1000 / step_ms / Settings(SLEEPING, COST_ENVS).num_steps)
     given = sleeping(COST_ENVS, step_ms, updates, *flags)
     both = [
@@ -79,7 +79,7 @@ def cost(step_ms, how, *flags):
         contestants.headrace(PROCESSES, given, is_peer=True),
     ]
     return turns.Comparison(
-        f"Workers as Ray actors, {COST_ENVS} environments that sleep {step_ms} ms a step, {how}",
+        f"Workers on Ray, {COST_ENVS} environments that sleep {step_ms} ms a step, {how}",
         [uneven.watched(each) for each in both],
         Work(None),
         also={"measured mean, ms": measured_mean},
@@ -106,7 +106,7 @@ def uneven_on_ray():
     return turns.Comparison(
         UNEVEN,
         [
-            uneven.watched(contestants.headrace(ACTORS_24, flags + CLUSTER)),
+            uneven.watched(contestants.headrace(RAY_24, flags + CLUSTER)),
             uneven.watched(contestants.headrace(PROCESSES_24, flags)),
             uneven.watched(rllib),
         ],
@@ -115,7 +115,7 @@ def uneven_on_ray():
             "measured mean, ms": measured_mean,
             "busy": lambda result: result["busy"] / num_envs,
         },
-        ratios={LEFT: (ACTORS_24, PROCESSES_24)},
+        ratios={LEFT: (RAY_24, PROCESSES_24)},
         limit=uneven.asleep,
     )
 
@@ -131,7 +131,7 @@ def scaling():
             dataclasses.replace(
                 uneven.watched(
                     contestants.headrace(
-                        f"{count} actors", sleeping(count, SCALING_MS, SCALING_UPDATES, *flags)
+                        f"{count} workers", sleeping(count, SCALING_MS, SCALING_UPDATES, *flags)
                     )
                 ),
                 turns=1,

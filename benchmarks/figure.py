@@ -2,7 +2,7 @@
 
     python -m benchmarks.figure      # results/uneven.png, from results/uneven.json
 
-And what `cluster.py` did: env steps/s, over the number of worker actors (by `table.py` only).
+And what `cluster.py` did: env steps/s, over the number of workers on Ray (by `table.py` only).
 Needs matplotlib (the extra `plot`). Left out: measuring, and tables (`table.py`, which calls it).
 """
 
@@ -90,7 +90,7 @@ def draw(results, output):
 
 
 def scaled(results):
-    """By number of worker actors: (median, least, most) env steps/s; those that failed: none."""
+    """By number of workers on Ray: (median, least, most) env steps/s; those that failed: none."""
     rows = results["tables"].get(cluster.SCALED, {"contestants": []})["contestants"]
     return {
         int(row["name"].partition(" ")[0]): (row["median"], row["min"], row["max"])
@@ -121,7 +121,7 @@ def draw_scaled(results, output):
     ]
     color = COLORS["Headrace, asynchronous"]
     axes.errorbar(list(found), medians, spread, fmt="o-", color=color, label="Headrace", capsize=3)
-    axes.set(xlabel="worker actors", ylabel="env steps/s", xlim=0, ylim=0)
+    axes.set(xlabel="workers on Ray", ylabel="env steps/s", xlim=0, ylim=0)
     axes.set_xticks(list(found))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

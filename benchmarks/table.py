@@ -99,9 +99,9 @@ HEADLINES = {
     "PPO training, headrace/TagGridWorld-v0": ("2 learners",),
     "PPO training, headrace/TagContinuous-v0": ("2 learners",),
     "Start of 24 workers": ("Headrace, 24 workers",),
-    cluster.UNEVEN: (cluster.ACTORS_24,),
+    cluster.UNEVEN: (cluster.RAY_24,),
     **{each.title: (cluster.RAY,) for each in cluster.costs()},
-    cluster.SCALED: ("24 actors",),
+    cluster.SCALED: ("24 workers",),
     **{title: ("Headrace",) for title in dqn.TITLES.values()},
     dqn.TITLES["breakout"]: ("Headrace", "Headrace, bf16"),
     replay_ratio.TITLE: ("no flags of topology",),
@@ -182,7 +182,7 @@ def whole(found):
     if figure.panels(found.get("uneven", {"tables": {}})):
         lines += ["", "![Sampling efficiency by step times and contestant](results/uneven.png)"]
     if figure.scaled(found.get("cluster", {"tables": {}})):
-        lines += ["", "![Env steps/s over worker actors](results/cluster_scaling.png)"]
+        lines += ["", "![Env steps/s over workers on Ray](results/cluster_scaling.png)"]
     return "\n".join([*lines[1:], "", *where(found)])
 
 

@@ -54,8 +54,8 @@ def test_the_table_of_bytes_and_the_figure_of_scaling(tmp_path):
     assert any("4,321 bytes of fragments" in line for line in lines)
 
     rows = [
-        {"name": "2 actors", "median": 199.0, "min": 198.0, "max": 200.0},
-        {"name": "4 actors", "median": None, "min": None, "max": None},
+        {"name": "2 workers", "median": 199.0, "min": 198.0, "max": 200.0},
+        {"name": "4 workers", "median": None, "min": None, "max": None},
     ]
     results = {"tables": {cluster.SCALED: {"contestants": rows}}}
     assert figure.scaled(results) == {2: (199.0, 198.0, 200.0)}
