@@ -84,6 +84,8 @@ def pytest_sessionfinish(session, exitstatus):
     page = session.config.getoption("fault_table")
     if page is not None and exitstatus == pytest.ExitCode.OK:
         session.config.stash[_TABLE].write(page)
+    elif page is not None:
+        print(f"\n\nNot written into {page}:\n\n{session.config.stash[_TABLE].table()}")
 
 
 def pytest_unconfigure(config):

@@ -54,7 +54,7 @@ def test_negative_seeds_are_refused(run, capsys):
         run.episode(seed=-1)
     env = "tests.evaluation.test_evaluate:Drawn"
     assert main._main(["eval", str(run.dir), "--env", env, "--seed", "-1"]) == 2
-    assert "seed=-1: expected 0 or more" in capsys.readouterr().err
+    assert "--seed -1: expected 0 or more" in capsys.readouterr().err
 
 
 def test_film_has_a_frame_for_each_step(run, tmp_path):

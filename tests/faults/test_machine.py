@@ -83,7 +83,7 @@ def test_a_run_directory_that_is_read_only_is_an_error_in_words(tmp_path, where,
 
 MANY = ["--num-envs", 24, "--envs-per-vector", 1, "--num-workers", 24]
 NEEDED = (
-    r"num_workers=24 needs (\d+) open files in this process, and it may have 64.\n"
+    r"--num-workers 24 needs (\d+) open files in this process, and it may have 64.\n"
     r"Use at most (\d+) workers, or raise the limit: ulimit -n \1"
 )
 
