@@ -296,7 +296,7 @@ def test_a_raising_environment_shows_its_traceback_first_and_exits_1(tmp_path):
         "import gymnasium as gym\n"
         "class Broken(gym.Wrapper):\n"
         "    def step(self, action):\n"
-        "        raise KeyError('the user own key')\n"
+        "        raise KeyError('the user own num_envs=4')\n"
         "def make(): return Broken(gym.make('CartPole-v1'))\n"
     )
     for workers in (0, 2):
@@ -304,7 +304,7 @@ def test_a_raising_environment_shows_its_traceback_first_and_exits_1(tmp_path):
         assert done.returncode == 1
         assert done.stderr.startswith("headrace train: Traceback")
         assert 'broken.py", line 4, in step' in done.stderr
-        assert "KeyError: 'the user own key'" in done.stderr
+        assert "KeyError: 'the user own num_envs=4'" in done.stderr
         assert "collect" not in done.stderr.replace("headrace/collect", "")
 
 

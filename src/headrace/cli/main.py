@@ -145,7 +145,9 @@ def _run_verb(verb: str, argv: list[str]) -> int:
             flags, argv = flags_of(verb), rename_flags(argv)
         return parse(verb, VERBS[verb], flags, argv).execute(argv) or 0
     except HeadraceError as error:
-        said = as_typed("\n".join([str(error), *getattr(error, "__notes__", ())]), argv)
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        if isinstance(error, UsageError):  # others may quote the user's own code
+            said = as_typed(said, argv)
         print(f"headrace {verb}: {said}", file=sys.stderr)
         if is_on(argv, "json") and os.environ.get("RANK", "0") == "0":
             print(json.dumps({"error": type(error).__name__, "message": said}))

@@ -176,7 +176,7 @@ def parse_flags(verb: str, description: str, flags: type[Any], argv: list[str]) 
 
 
 def _refusal(ended: SystemExit) -> ConfigError | None:
-    """Return the error of a class of settings for which tyro has ended."""
+    """Return the error that a class of settings has raised, if tyro ended because of it."""
     error: BaseException | None = ended
     while error is not None and not isinstance(error, ConfigError):
         error = error.__context__

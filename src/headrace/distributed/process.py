@@ -140,7 +140,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def files_needed(num_workers: int) -> int:
-    """Return how many files this process opens, those that are open included, for more workers."""
+    """Return how many open files this process has, and will have beside them for more workers."""
     return len(os.listdir("/proc/self/fd")) + _FILES_PER_WORKER * num_workers + _OTHER_FILES
 
 

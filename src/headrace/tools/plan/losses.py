@@ -49,13 +49,14 @@ ON_CPUS = Recovery(5.9, keeps_work=True, waits=False)
 def checkpoint_interval_s(plan: MachinePlan, checkpoint_s: float) -> float:
     """Return how often to save (s), so that saving and work made again cost the least together.
 
-    Young 1974, "A first order approximation to the optimum checkpoint interval". Where no
-    work is lost with a learner, they save as seldom as is allowed.
+    Young 1974, "A first order approximation to the optimum checkpoint interval". If
+    the loss of a learner costs no work, the interval is the longest that is allowed.
     """
+    keeps_work = recovery_of(plan).keeps_work
     rate = sum(
         learner_machines(kind, plan) / (3600 * kind.spot.hours_between_losses)
         for kind in plan.kinds
-        if kind.is_spot and kind.spot and not recovery_of(plan).keeps_work
+        if kind.is_spot and kind.spot and not keeps_work
     )
     best = math.sqrt(2 * checkpoint_s / rate) if rate else math.inf
     return min(max(best, _MIN_CHECKPOINT_EVERY_S), _MAX_CHECKPOINT_EVERY_S)
