@@ -370,7 +370,7 @@ def test_an_interrupt_while_it_starts_ends_it_in_words(tmp_path, workers, at_s):
     assert "Traceback" not in err
     assert process.returncode in (130, -signal.SIGINT), err  # the latter: before our first line
     if (tmp_path / "run/config.json").exists():
-        done = headrace("resume", "run", "--total-env-steps", 64, "--json", cwd=tmp_path)
+        done = headrace("resume", "run", "--stop-after-s", 0.01, "--json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["env_steps"] >= 64
     assert still_alive([*group, *pids_of(process.pid)], within_s=25) == []
