@@ -2,7 +2,7 @@
 
     python -m benchmarks.drivers.replay_cost CartPole-v1 --env-steps 1000000
 
-Nothing is learned: no gradient step is due after so few env steps. The memory is that of the
+Next to nothing is learned: one gradient step is due at the end. The memory is that of the
 process in its last update, less that of a tenth of the run with a buffer of two batches. The run is
 saved once, at its end; then it is resumed and makes a twentieth more, which is saved as well: what
 a checkpoint costs that is not the first.
@@ -29,11 +29,11 @@ def main():
     parser.add_argument("--replay-size", type=int, default=0, help="default: all env steps")
     args = parser.parse_args()
     size = args.replay_size or args.env_steps
-    memory = []
+    memory, ratio = [], 1.5 / args.env_steps
     run = headrace.train(
         args.env,
         on_update=lambda *_: memory.append(resident_mib()),
-        algo=headrace.DQN(replay_ratio=1e-9, replay_size=size, learning_starts=0),
+        algo=headrace.DQN(replay_ratio=ratio, replay_size=size, learning_starts=0),
         num_envs=NUM_ENVS, num_steps=NUM_STEPS, num_workers=0, seed=0, quiet=True, run_dir="run",
         total_env_steps=args.env_steps, checkpoint_every_s=1e9,
     )  # fmt: skip

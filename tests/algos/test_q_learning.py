@@ -42,6 +42,9 @@ class Values:
     def best(self, outputs, obs):
         return outputs.squeeze(-1).argmax(-1)
 
+    def if_any_is_allowed(self, value, obs):
+        return value
+
 
 def rows(**columns):
     found = {"obs": None, "next_obs": None, "action": torch.tensor([0, 1])}
@@ -61,6 +64,18 @@ def test_the_losses_by_hand():
     assert float(metrics["td_error"]) == pytest.approx(3.5 / 2)
     assert float(metrics["mean_value"]) == 3.0
     assert metrics["error"].tolist() == [0.5, 3.0]
+
+
+def test_metrics_are_means_of_rows_whatever_weights_priorities_give_them():
+    policy = Values([1.0, 9.0], [9.0, 5.0])  # Q(s, a) = 1 and 5
+    minibatch = rows(target=[1.5, 2.0], target_mean=[1.5, 2.0], clipped=[0.0, 0.5])
+    minibatch |= {"weight": torch.tensor([0.5, 0.1]), "share": torch.tensor([0.5, 0.5])}
+    total, metrics = dqn.loss(policy, minibatch, DQN())
+    assert float(total) == pytest.approx(0.5 * 0.125 + 0.1 * 2.5)
+    assert float(metrics["td_error"]) == pytest.approx(3.5 / 2)
+    assert float(metrics["mean_value"]) == 3.0
+    assert float(metrics["clipped_targets"]) == 0.25
+    assert float(dqn.best_values(policy, policy, minibatch)["max_value"]) == 9.0
 
 
 def test_the_targets_by_hand():
@@ -155,7 +170,13 @@ def test_every_setting_changes_what_is_learned(tmp_path, algo, setting, value):
 def test_the_ratio_is_exact_and_begins_after_learning_starts(tmp_path):
     run = train(tmp_path / "run", DQN(learning_starts=100, replay_ratio=0.3))
     steps = {row["env_steps"]: row["learner_steps"] for row in read_metrics(run.dir)}
-    assert steps == {n: int(0.3 * max(0, n - 100)) for n in range(64, 641, 64)}
+    assert steps == {n: 3 * max(0, n - 100) // 10 for n in range(64, 641, 64)}
+
+
+def test_the_ratio_counts_as_it_is_written():
+    ratios = [0.29, 0.57, 1.1, 1, 20.0, 1e-06]  # in binary numbers 0.29 * 100 is less than 29
+    steps = [DQN(learning_starts=0, replay_ratio=r).learner_steps_after(100) for r in ratios]
+    assert steps == [29, 57, 110, 100, 2_000, 0]
 
 
 def test_noise_in_weights_replaces_random_actions_unless_they_are_given(tmp_path):

@@ -30,7 +30,8 @@ def test_what_is_given_is_kept():
     ("settings", "words"),
     [
         ({"learning_starts": 5_000}, "nothing would be learned"),
-        ({"replay_ratio": 0.0}, "nothing would be learned: expected gradient steps"),
+        ({"replay_ratio": 0.0}, "replay_ratio=0: not one gradient step would follow"),
+        ({"replay_ratio": 1e-4}, "not one gradient step would follow from total_env_steps=5000"),
         (
             {"v_max": 5.0},
             "v_max=5.0 has no effect with distribution='none'.\nUse --distribution c51",

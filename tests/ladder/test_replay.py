@@ -45,11 +45,13 @@ def env_of(algo):
     return Reach if isinstance(algo, headrace.SAC | headrace.TD3) else short_cartpole
 
 
-def train(path, updates=10, **more):
+def train(path, updates=10, *, save_replay=True, **more):
     settings = SETTINGS | more
     if settings["algo"] in (RECURRENT, RECURRENT_SAC):
         settings |= {"core": "lstm", "core_size": 8}
     env = env_of(settings["algo"])
+    if not save_replay:
+        settings["algo"] = dataclasses.replace(settings["algo"], save_replay=False)
     return headrace.train(env, run_dir=path, total_env_steps=updates * 64, **settings)
 
 
@@ -108,9 +110,9 @@ def test_observations_in_a_file_are_learned_from_as_those_in_memory(tmp_path, al
     assert_same(train(tmp_path / "whole", algo=in_file), resumed)
 
 
-def test_a_run_without_saved_transitions_collects_some_before_it_goes_on(tmp_path, capsys):
-    algo = dataclasses.replace(PRIORITIZED, save_replay=False)
-    run = train(tmp_path / "run", updates=5, algo=algo)
+@repeats("algo", [PRIORITIZED, RECURRENT], ids=["prioritized", "recurrent"])
+def test_a_run_without_saved_transitions_collects_some_before_it_goes_on(tmp_path, capsys, algo):
+    run = train(tmp_path / "run", updates=5, algo=algo, save_replay=False)
     assert run.summary["learner_steps"] == int(0.2 * (320 - 100))
     assert not (run.dir / "checkpoints" / "rows").exists()
     saved = checkpoint.newest(run.dir).tensors("learner_default")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.algos.action_values import pqn
+from headrace.algos.action_values import dqn, pqn
 from headrace.algos.action_values.q_learning import of_action
 from headrace.errors import ConfigError
 from headrace.models.action_values.numpy_q_inference import NumpyQActor
@@ -154,6 +154,18 @@ def test_a_row_that_allows_nothing_is_worth_nothing():
     minibatch = {"obs": obs, "action": torch.tensor([0, 1]), "target": torch.zeros(2)}
     total, metrics = pqn.loss(policy, minibatch | {"weight": torch.zeros(2)}, pqn.PQN())
     assert float(total.detach()) == float(metrics["td_error"]) == 0.0
+
+
+def test_dqn_s_target_is_the_reward_alone_where_nothing_is_allowed_next():
+    seen = Space("dict", parts=(("obs", SEEN), ("mask", Space("multi_binary", (5,), "int8"))))
+    policy = policy_with(spec=EnvSpec("masked", seen, SPEC.action, mask_key="mask"))
+    mask = torch.zeros(2, 5, dtype=torch.int8)
+    mask[1, 2] = 1
+    rows = {"next_obs": {"obs": torch.randn(2, 6), "mask": mask}}
+    rows |= {"reward": torch.tensor([3.0, 3.0]), "discount": torch.tensor([0.5, 0.5])}
+    found = dqn.targets(policy, policy, rows, dqn.DQN())["target"]
+    value = policy.outputs(rows["next_obs"])[1, 2, 0].detach()
+    assert found.tolist() == pytest.approx([3.0, 3.0 + 0.5 * float(value)])
 
 
 def test_a_policy_of_its_own_kind_acts_by_itself():

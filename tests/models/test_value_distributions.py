@@ -45,6 +45,17 @@ def test_c51_projects_as_a_loop_does():
     assert float(found["clipped"][2]) == pytest.approx(1.0)
 
 
+def test_returns_at_the_ends_of_any_range_have_probabilities():
+    """Rounding may put v_max beyond the last atom: its probability would be negative."""
+    for v_min in range(-50, 1):
+        for v_max in range(1, 50):
+            of = C51(51, float(v_min), float(v_max))
+            reward = torch.tensor([v_min - 1.0, v_min, v_max, v_max + 1.0])
+            found = of.target(torch.zeros(4, 51), reward, torch.zeros(4))
+            assert (found["target"] >= 0).all()
+            assert of.error(torch.zeros(4, 51), found).isfinite().all()
+
+
 def test_c51_s_loss_is_least_at_its_target():
     of = C51(11, 0.0, 10.0)
     target = torch.rand(5, 11).softmax(-1)

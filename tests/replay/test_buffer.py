@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from headrace import batch
+from headrace.errors import ConfigError
 from headrace.replay.buffer import ReplayBuffer, Rows
 from headrace.replay.memory import row_bytes
 from headrace.spec import EnvSpec, Space
@@ -176,12 +177,41 @@ def test_a_stack_takes_no_more_room_than_its_newest_frame():
     check(buffer, stream, 3)
 
 
+def test_stacks_of_images_lie_in_memory_as_convolutions_read_them():
+    """So no network copies them again: `test_transitions_are_those_of_a_walk` has their values."""
+    seen = Space("box", (3, 4, 5), "uint8")
+    buffer = ReplayBuffer(dataclasses.replace(SPEC, observation=seen, num_frames=3), 40 * N, N)
+    number, env = torch.tensor([7, 9, 8]), torch.tensor([0, 2, 1])
+    stacks = buffer.observations(number, env)
+    assert stacks.shape == (3, 3, 4, 5)
+    assert stacks.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_without_ends_the_newest_are_kept():
     stream, buffer = Stream(0, p_end=0.0), ReplayBuffer(SPEC, 40 * N, N)
     for _ in range(20):
         buffer.insert(stream.fragment())
     assert len(buffer) == 40 * N
     assert int(buffer.num_gone[0]) == 100 - 40
+
+
+@repeats("batches", [3, 2, 6])
+def test_a_batch_of_more_rows_than_the_buffer_keeps_is_refused(batches):
+    """Each episode of stacks takes rows of older frames as well: rows would mix."""
+    refused = 0
+    for seed in range(8):
+        for p_end in (0.0, 0.6, 0.9):
+            stream = Frames(seed, p_end=p_end)
+            buffer = ReplayBuffer(Frames.spec, batches * T * N, N)
+            try:
+                for _ in range(8):
+                    buffer.insert(stream.fragment())
+                    check(buffer, stream, 3)
+            except ConfigError as error:
+                assert "times as large" in str(error)
+                assert p_end > 0
+                refused += 1
+    assert (refused > 0) == (batches < 6)
 
 
 @repeats("kind", [Frames, Stream])
@@ -276,16 +306,6 @@ def test_weights_undo_the_bias_of_priorities_by_hand():
     assert is_first.sum() == pytest.approx(64 * 24 / 36, abs=2)
     assert weight[~is_first].tolist() == [1.0] * int((~is_first).sum())
     assert weight[is_first].tolist() == pytest.approx([(1 / 8) ** 0.5] * int(is_first.sum()))
-
-
-def test_ids_of_agents_may_have_gaps():
-    """Where a policy acts for some of the agents, ids rise in larger steps."""
-    stream, buffer = Stream(4), ReplayBuffer(SPEC, 40 * N, N)
-    for _ in range(5):
-        fragment = stream.fragment()
-        fragment.env_id[:] = torch.tensor([1, 3, 6])
-        buffer.insert(fragment)
-        check(buffer, stream, 3)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])

@@ -39,7 +39,7 @@ def test_more_than_the_machine_has_is_refused_in_words(tmp_path):
 def test_learners_of_one_machine_share_its_memory(monkeypatch):
     size, cpu = 10_000, torch.device("cpu")
     needed = size * row_bytes(SPEC)
-    monkeypatch.setattr(memory, "_free_memory", lambda: int(0.9 * needed))
+    monkeypatch.setattr(memory, "available_bytes", lambda: int(0.9 * needed))
     with pytest.raises(ConfigError, match="GB of memory are free for each of 2 learners here"):
         check_memory(SPEC, size, cpu, prioritized=False, num_ranks=2, num_local=2)
     apart = check_memory(SPEC, size, cpu, prioritized=False, num_ranks=2)  # on two machines
@@ -48,7 +48,7 @@ def test_learners_of_one_machine_share_its_memory(monkeypatch):
 
 @pytest.mark.parametrize("frozen", [{}, {"tagger": "random"}])
 def test_the_buffers_of_several_policies_have_to_fit_together(monkeypatch, tmp_path, frozen):
-    monkeypatch.setattr(memory, "_free_memory", lambda: 1_600_000)  # each takes 1.06 MB
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_600_000)  # each takes 1.06 MB
     refused = pytest.raises(ConfigError, match="GB of memory are free")
     with contextlib.nullcontext() if frozen else refused:  # a frozen policy has no buffer
         headrace.train(

@@ -48,6 +48,16 @@ def test_places_are_drawn_in_proportion_and_none_of_priority_zero():
     assert chi2 < len(expected) + 4 * (2 * len(expected)) ** 0.5
 
 
+def test_rounding_draws_no_place_of_priority_zero():
+    """The first part of what is drawn from begins a rounding error before its environment."""
+    priorities = Priorities(2, 3)
+    env, place = torch.tensor([0, 1]), torch.tensor([0, 1])
+    priorities.set(env, place, torch.tensor([0.1, 0.2], dtype=torch.float64))
+    for count in range(1, 200):
+        env, place, _, probability = priorities.draw(torch.zeros(count, dtype=torch.float64))
+        assert (probability > 0).all(), (count, env, place)
+
+
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
 def test_the_ends_of_the_range_are_places_with_a_priority(uniform):
     for seed in range(20):

@@ -132,18 +132,41 @@ def test_a_checkpoint_that_is_damaged_ends_no_run(tmp_path):
     assert counts[-1] > 2
 
 
-@pytest.mark.parametrize("how", ["missing", "damaged"])
-def test_rows_that_are_not_as_written_are_refused(tmp_path, how):
-    train(tmp_path / "run", 320)
-    (path,) = (tmp_path / "run/checkpoints/rows").iterdir()
-    assert {p.stat().st_mode & 0o777 for p in (path.parent, path.parents[1])} == {0o700}
+def spoil(path, how):
     if how == "missing":
         path.unlink()
     else:
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
-    words = "cannot be read" if how == "missing" else "is damaged: its SHA-256"
-    with pytest.raises(CheckpointError, match=rf"rows/learner_default.*{words}"):
+
+
+WORDS = {"missing": "cannot be read", "damaged": "is damaged: its SHA-256"}
+
+
+@pytest.mark.parametrize("how", WORDS)
+def test_rows_that_are_not_as_written_are_refused(tmp_path, how):
+    train(tmp_path / "run", 320)
+    (path,) = (tmp_path / "run/checkpoints/rows").iterdir()
+    assert {p.stat().st_mode & 0o777 for p in (path.parent, path.parents[1])} == {0o700}
+    spoil(path, how)
+    with (
+        pytest.warns(UserWarning, match=rf"rows/learner_default.*{WORDS[how]}.*Passed over"),
+        pytest.raises(CheckpointError, match="holds no usable checkpoint"),
+    ):
         headrace.resume(tmp_path / "run", env=short_cartpole, total_env_steps=960, quiet=True)
     assert headrace.load_policy(tmp_path / "run") is not None  # a policy needs no rows
+
+
+@pytest.mark.parametrize("how", WORDS)
+def test_a_checkpoint_whose_rows_are_damaged_is_passed_over(tmp_path, how):
+    train(tmp_path / "whole", 960)
+    train(tmp_path / "run", 320)
+    headrace.resume(tmp_path / "run", env=short_cartpole, total_env_steps=640, quiet=True)
+    spoil(max((tmp_path / "run/checkpoints/rows").iterdir()), how)
+    with pytest.warns(UserWarning, match=rf"rows/learner_default.*{WORDS[how]}.*Passed over"):
+        headrace.resume(tmp_path / "run", env=short_cartpole, total_env_steps=960, quiet=True)
+    whole, resumed = everything(tmp_path / "whole"), everything(tmp_path / "run")
+    assert whole.keys() == resumed.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name

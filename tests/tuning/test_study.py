@@ -12,8 +12,8 @@ import tomllib
 import pytest
 
 import headrace
-from headrace.config.derive import cpu_cores
 from headrace.errors import ConfigError, HeadraceError, RunDirError
+from headrace.machine.limits import cpu_cores
 from headrace.storage.metrics import read_metrics, starts, total_seconds
 from headrace.training.api import request_for
 from headrace.training.job import inspect_request

@@ -311,6 +311,16 @@ def mean_of(seen: list[Metrics]) -> dict[str, Tensor]:
     return {name: _mean([m[name] for m in seen if name in m]) for name in names}
 
 
+def mean_over_rows(of_rows: Mapping[str, Tensor], minibatch: Minibatch) -> dict[str, Tensor]:
+    """Return the mean of each metric of rows `[B]`; the mean over ranks is that of all rows.
+
+    Args:
+        minibatch: its `share` is each row's share of the mean; without one, `weight` is.
+    """
+    share = minibatch["share" if "share" in minibatch else "weight"]
+    return {name: (each * share).sum() for name, each in of_rows.items()}
+
+
 def _mean(values: list[Tensor | float]) -> Tensor:
     if any(isinstance(value, Tensor) for value in values):
         return torch.stack([torch.as_tensor(value) for value in values]).mean()

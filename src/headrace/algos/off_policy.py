@@ -4,6 +4,7 @@ Left out: what is learned (`dqn.py`).
 """
 
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -59,7 +60,9 @@ class ReplayConfig:
 
     def learner_steps_after(self, env_steps: int) -> int:
         """Return the gradient steps that are due by then, since the start of the run."""
-        return int(self.replay_ratio * max(0, env_steps - self.learning_starts))
+        # The ratio as it is written: 0.29 * 100 in binary numbers is less than 29.
+        ratio = Fraction(str(float(self.replay_ratio)))
+        return int(ratio * max(0, env_steps - self.learning_starts))
 
 
 def replay_buffer(spec: EnvSpec, config: ReplayConfig, num_envs: int, ranks: Ranks) -> ReplayBuffer:
@@ -146,7 +149,8 @@ def _by_priority(ctx: UpdateContext[Any], steps: range, num_normal: int) -> Draw
         columns = replay.transitions(rows, cfg.n_step, cfg.gamma, scaled)
         if num_normal:
             columns["noise"] = batch_noise(seed, of["step"], rows.slot, num_normal)
-        return columns | {"weight": weight * row_weight, "rows": vars(rows)}
+        columns |= {"weight": weight * row_weight, "share": torch.full_like(weight, row_weight)}
+        return columns | {"rows": vars(rows)}
 
     for step in steps:
         ctx.lap("learn")

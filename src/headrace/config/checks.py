@@ -232,16 +232,17 @@ def check_replay(run: RunConfig, algo: Any) -> None:
     if not isinstance(algo, ReplayConfig):
         return
     batch = run.num_envs * run.num_steps
-    if not algo.replay_ratio:
-        raise ConfigError(
-            "replay_ratio=0.0: nothing would be learned: expected gradient steps for each env "
-            "step, such as 0.25 or 1."
-        )
     if algo.learning_starts >= run.total_env_steps:
         raise ConfigError(
             f"learning_starts={algo.learning_starts} and total_env_steps={run.total_env_steps}: "
             "nothing would be learned.\nUse --learning-starts "
             f"{min(1_000, run.total_env_steps // 10)}, for example."
+        )
+    if not algo.learner_steps_after(run.total_env_steps):
+        raise ConfigError(
+            f"replay_ratio={algo.replay_ratio:g}: not one gradient step would follow from "
+            f"total_env_steps={run.total_env_steps} env steps: nothing would be learned.\n"
+            "Use --replay-ratio 0.25, for example."
         )
     if algo.replay_size < (least := max(algo.learning_starts, 2 * batch)):
         raise ConfigError(

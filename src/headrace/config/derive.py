@@ -5,7 +5,6 @@ Left out: which settings are asked for (`resolve.py`).
 
 import itertools
 import math
-import os
 import sys
 from dataclasses import replace
 
@@ -33,6 +32,7 @@ from headrace.cost_model.fastest import fastest
 from headrace.cost_model.model import Topology
 from headrace.distributed.ranks import may_start_ranks, visible_gpus
 from headrace.errors import ConfigError
+from headrace.machine.limits import cpu_cores
 from headrace.spec import GAMES, Interface
 
 SHORT_ENV_STEPS = 4_096
@@ -493,8 +493,3 @@ def _learns_most_of_the_time(costs: Costs, topology: Topology) -> bool:
     rows, n = topology.batch / topology.num_learners, topology.envs_per_vector
     sampling = rows * costs.env_s + rows / n * costs.vector.at(n)
     return costs.learn.at(rows) > sampling
-
-
-def cpu_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

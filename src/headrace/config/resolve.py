@@ -17,7 +17,7 @@ from headrace.algos.schedules import SCHEDULES, schedules_of
 from headrace.catalog.families import advice_without_env
 from headrace.config.algorithms import ALGORITHMS, load_algorithm
 from headrace.config.checks import checked_values, largest_divisor, part_of, without_cluster
-from headrace.config.derive import cpu_cores, derive
+from headrace.config.derive import derive
 from headrace.config.old_names import rename_settings, settings_of_file
 from headrace.config.policies import merge_policies
 from headrace.config.presets import defaults, preset
@@ -25,6 +25,7 @@ from headrace.config.run_config import AUTO_THREADS, AUTO_WORKERS, RunConfig
 from headrace.config.settings import EITHER, FREE, SUGGESTED, Settings
 from headrace.distributed.ranks import visible_gpus
 from headrace.errors import ConfigError, flag
+from headrace.machine.limits import cpu_cores
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Interface
 

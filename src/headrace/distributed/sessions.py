@@ -168,17 +168,6 @@ def cpu_seconds(pids: list[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def available_bytes() -> int:
-    """Return the memory that is available without swapping, within a container's limit."""
-    kib = _number("/proc/meminfo", "MemAvailable:")
-    available = os.sysconf("SC_AVPHYS_PAGES") * _PAGE if kib is None else kib << 10
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # there is no limit ("max"), or no such file
-        limit = int((group / "memory.max").read_text())
-        available = min(available, limit - int((group / "memory.current").read_text()))
-    return available
-
-
 def out_of_memory_kills() -> int:
     """Return how many processes of this machine the kernel has killed to free memory."""
     return _number("/proc/vmstat", "oom_kill") or 0

@@ -16,7 +16,6 @@ from headrace.batch import Obs
 from headrace.collectors.api import ShouldStop
 from headrace.collectors.rollout import FixedActors, at_once, rollout
 from headrace.collectors.watchdog import Watchdog
-from headrace.config.derive import cpu_cores
 from headrace.config.policies import DEFAULT
 from headrace.envs.api import Episode, Guards, VectorContext, VectorEnv
 from headrace.envs.factory import EnvMaker, env_spec, make_all
@@ -29,6 +28,7 @@ from headrace.envs.video import record_first_episode, write_video
 from headrace.errors import ConfigError, EnvError, UsageError
 from headrace.evaluation.scripted import ScriptedPolicy
 from headrace.evaluation.trained_policies import TrainedPolicy
+from headrace.machine.limits import cpu_cores
 from headrace.meter import Meter
 from headrace.models.policy import Act, Actor, Policy, PolicyActor
 from headrace.seeding import action_noise, check_seed

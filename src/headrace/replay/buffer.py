@@ -17,9 +17,11 @@ from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.replay import hindsight
 from headrace.replay.hindsight import Episodes, GoalReward
-from headrace.replay.memory import frames_in, obs_bytes, zeros_in_file
+from headrace.replay.memory import check_room, frames_in, obs_bytes, zeros_in_file
 from headrace.replay.priorities import Priorities, own_rows
 from headrace.spec import EnvSpec
+
+_LEAST_PRIORITY = 1e-9  # of a row whose error is not finite
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,8 @@ class ReplayBuffer(OfEnvs):
     The next observation is that of the next row, so that each is stored once. Where an episode was
     cut off, its true last observation has a row of its own, which is no transition. Of stacked
     frames a row has the newest one, and the rows before it have the others. Where an episode
-    begins, the older frames have rows of their own as well; a stack within an episode that is no
-    continuation of the one before cuts it off. All is in buffers of the module, so that a
-    checkpoint has it.
+    begins, the older frames have rows of their own as well. If a stack does not continue the one
+    before, the episode ends there. All is in buffers of the module, so that a checkpoint has it.
 
     Args:
         spec: of the environments.
@@ -72,7 +73,8 @@ class ReplayBuffer(OfEnvs):
         env_steps_of_refills: env steps of the run that were only stored.
 
     Raises:
-        ConfigError: the directory cannot be written, or its disk has not enough room.
+        ConfigError: the directory cannot be written, or its disk has not enough room; or, while
+            rows are inserted, a batch has more than the buffer keeps.
     """
 
     reward: Tensor
@@ -141,7 +143,8 @@ class ReplayBuffer(OfEnvs):
         self.register_buffer("refilled", torch.zeros((), dtype=torch.int64))
         self.env_steps_of_refills = 0  # the same, without waiting for a device
         self._refill, self.newest_version = refill, -1
-        # Env steps left to refill, whether the newest batch is one to refill, and its version
+        # How many env steps are still to be stored without learning; whether the newest batch is
+        # among them (1 or 0); that batch's version
         self._refilling = torch.tensor([0, 0, -1])
 
     def begin_again(self) -> None:
@@ -187,14 +190,10 @@ class ReplayBuffer(OfEnvs):
     @torch.no_grad()
     def insert(self, batch: Fragment) -> None:
         """Append a batch `[T, n]`; an environment may be in it several times, or not at all."""
-        env_id = batch.env_id
-        is_whole = len(env_id) == self.num_envs and bool((env_id.diff() > 0).all())
-        # Ids of a policy's agents have gaps; but they are stepped together, and in order.
-        every = torch.arange(self.num_envs, device=env_id.device)
-        places = every if is_whole else env_id % self.num_envs
-        for part in one_of_each(places):
+        env = batch.env_id % self.num_envs
+        for part in one_of_each(env):
             is_all = len(part) == batch.num_envs
-            self._insert(batch if is_all else batch.take(part), places[part])
+            self._insert(batch if is_all else batch.take(part), env[part])
 
     def _insert(self, batch: Fragment, env: Tensor) -> None:
         device = env.device
@@ -217,6 +216,8 @@ class ReplayBuffer(OfEnvs):
         extra[last_step + 1, column] += 1 + self.older * last_is_new
         step = torch.arange(batch.num_steps + 1, device=device).unsqueeze(1)
         number = before + lost + step + extra.cumsum(0)
+        if self.older:  # which take rows that nobody counted
+            check_room(int((number[-1] - before).max()), self.capacity - 1 - self.older)
         self._write_obs(batch.obs, number, env, is_new)
         last_at = number[last_step, column] + 1 + self.older * last_is_new
         self._write_obs(last_obs, last_at, env[column], last_is_new)
@@ -394,7 +395,8 @@ class ReplayBuffer(OfEnvs):
         """Write the priorities `[B]` of rows that were drawn."""
         assert self.priorities is not None
         # One that is not finite would spoil all sums for good; its gradient step is masked as well.
-        priority = priority.double().nan_to_num(nan=0.0, posinf=0.0)
+        # With 0 its row would never be drawn again.
+        priority = priority.double().nan_to_num(nan=_LEAST_PRIORITY, posinf=_LEAST_PRIORITY)
         self.priorities.set(rows.env, self._at(rows.number), priority)
         self.priorities.raise_greatest(priority)
 
@@ -474,6 +476,11 @@ class ReplayBuffer(OfEnvs):
             for key, name in self._obs_names.items()
         }
         named = {key: obs.unflatten(0, at.shape) for key, obs in named.items()}
+        if self.older:
+            # The frames of a pixel side by side, as convolutions read them: each network that sees
+            # the stacks would copy them otherwise.
+            axis = at.dim() - 1
+            named = {k: torch.stack(o.unbind(axis), -1).movedim(-1, axis) for k, o in named.items()}
         return named[""] if list(named) == [""] else named
 
 

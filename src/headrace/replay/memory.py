@@ -4,12 +4,12 @@ import math
 import mmap
 import os
 import tempfile
-from pathlib import Path
 
 import torch
 
 from headrace.batch import columns
 from headrace.errors import ConfigError
+from headrace.machine.limits import available_bytes
 from headrace.spec import EnvSpec
 
 
@@ -70,12 +70,11 @@ def check_memory(
             f"replay_dir={directory!r}, but the learner is on {device}, and its buffer is in the "
             'memory there.\nUse --replay-dir "", or --device cpu.'
         )
-    free = _free_memory() if is_cpu else _free_gpu_memory(device)
-    free = free // num_local if free is not None and is_cpu else free
+    free = available_bytes() // num_local if is_cpu else _free_gpu_memory(device)
     if directory:
         row -= obs_bytes(spec) // frames_in(spec)
     needed = size // num_ranks * row
-    if free is None or needed + taken <= free:
+    if needed + taken <= free:
         return needed
     where, other = "memory", ", or --replay-dir DIR to keep the observations on a disk"
     if directory:
@@ -89,6 +88,16 @@ def check_memory(
         f"transition, and {(free - taken) / 1e9:.1f} GB of {where} are free{for_each}.\n"
         f"Use --replay-size {int(0.8 * (free - taken) / row) * num_ranks} or less{other}."
     )
+
+
+def check_room(num_rows: int, room: int) -> None:
+    """Raise ConfigError if a batch has more rows of one environment than the buffer keeps."""
+    if num_rows > room:
+        raise ConfigError(
+            f"A batch has {num_rows} rows of one environment, with the older frames of each "
+            f"episode, but the buffer keeps {room}.\nUse a --replay-size that is "
+            f"{math.ceil(num_rows / room)} times as large, or a smaller --num-steps."
+        )
 
 
 def zeros_in_file(directory: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -117,13 +126,3 @@ def _free_gpu_memory(device: torch.device) -> int:
     """Return the bytes that a GPU can still give, those that torch keeps for later included."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + kept
-
-
-def _free_memory() -> int | None:
-    """Return the bytes that this machine can still give; None where that is not known."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    kib = dict(line.split(":") for line in lines)["MemAvailable"].split()[0]
-    return int(kib) * 1024

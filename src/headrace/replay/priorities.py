@@ -84,16 +84,16 @@ class Priorities(nn.Module):
         ends = sums.cumsum(0)
         slot = torch.arange(len(uniform), device=uniform.device)
         mass = (slot + uniform) / len(uniform) * ends[-1]
-        env = _first_above(ends.expand(len(mass), -1), mass)
-        mass = mass - (ends - sums)[env]
+        env = _first_above(ends.unsqueeze(0), mass.unsqueeze(0)).squeeze(0)
+        mass = (mass - (ends - sums)[env]).clamp(min=0)
         env, mass, slot = own_rows(env, len(self.sums()), self._ranks, mass, slot)
         place = torch.zeros_like(env)
         for level in reversed(self._levels[:-1]):
             parts = level.view(len(level), -1, _FAN_OUT)[env, place]
             part_ends = parts.cumsum(-1)
-            child = _first_above(part_ends, mass)
+            child = _first_above(part_ends, mass.unsqueeze(1)).squeeze(1)
             before = (part_ends - parts).gather(1, child.unsqueeze(1)).squeeze(1)
-            mass, place = mass - before, place * _FAN_OUT + child
+            mass, place = (mass - before).clamp(min=0), place * _FAN_OUT + child
         return env, place, slot, self.get(env, place) / ends[-1]
 
 
@@ -112,11 +112,15 @@ def own_rows(env: Tensor, num_envs: int, ranks: Ranks, *more: Tensor) -> tuple[T
 
 
 def _first_above(ends: Tensor, mass: Tensor) -> Tensor:
-    """Return the first of the columns `[B, n]` whose cumulative sum exceeds `mass` `[B]`.
+    """Return the first column whose cumulative sum exceeds each of `mass`, `[B, m]`.
 
-    Where rounding leaves none, the last one that adds anything: never one of 0.
+    Where rounding leaves none, the last column that adds anything: never one of 0.
+
+    Args:
+        ends: cumulative sums of columns, `[B, n]`.
+        mass: 0 or more, `[B, m]`.
     """
-    above = torch.searchsorted(ends.contiguous(), mass.unsqueeze(1), right=True).squeeze(1)
+    above = torch.searchsorted(ends, mass, right=True)
     adds = torch.diff(ends, dim=1, prepend=torch.zeros_like(ends[:, :1])) > 0
     last = ends.shape[1] - 1 - adds.flip(1).int().argmax(1)
-    return torch.minimum(above, last)
+    return torch.minimum(above, last.unsqueeze(1))

@@ -21,8 +21,8 @@ class SequenceBuffer(ReplayBuffer):
 
     A sequence begins where a batch began, since the state before that row is known: it is stored,
     as in R2D2 (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX). It goes on
-    over ends of episodes, where the state is zeroed. One is listed half a `length` after the one
-    before, or later.
+    over ends of episodes, where the state is zeroed. The next one begins at least half a `length`
+    later.
 
     Args:
         state_size: S, numbers of the recurrent state of an environment.
@@ -71,7 +71,7 @@ class SequenceBuffer(ReplayBuffer):
         self.register_buffer("state", torch.zeros((num_states, num_envs, state_size)))
         self.columns |= {"is_step", "place"}
         if self.unsaved:
-            self.unsaved = frozenset(self.state_dict())
+            self.unsaved |= {"is_step", "place", "state"}
 
     def left(self) -> Tensor:
         """Return the number of sequences of each environment of all ranks that are complete."""

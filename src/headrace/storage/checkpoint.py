@@ -43,6 +43,7 @@ from headrace.storage.files import (
     write_whole,
 )
 from headrace.storage.manifest import FORMAT, MANIFEST, digest, read_manifest
+from headrace.storage.row_log import FOLDER as ROWS
 from headrace.storage.row_log import prune_rows, read_rows
 
 LATEST = "latest"
@@ -182,10 +183,13 @@ def followed(path: Path) -> Path:
     return path.with_name(named[0].decode()) if named else path
 
 
-def newest(run_dir: Path) -> Checkpoint:
+def newest(run_dir: Path, *, with_rows: bool = False) -> Checkpoint:
     """Return the newest whole checkpoint of a run, its `best`, or the checkpoint that `run_dir` is.
 
     A warning names damaged ones. The file `latest` stands for the checkpoint that it names.
+
+    Args:
+        with_rows: look at the rows of replay buffers as well, which a run needs to go on.
 
     Raises:
         CheckpointError: there is none.
@@ -198,11 +202,11 @@ def newest(run_dir: Path) -> Checkpoint:
             "(see runs/), its best/, or a checkpoint's."
         )
     if (run_dir / MANIFEST).is_file():
-        return _read(run_dir)
+        return _read(run_dir, with_rows=with_rows)
     candidates = (*run_dir.glob("checkpoints/step_*"), *run_dir.glob("step_*"))
     for candidate in sorted(candidates, reverse=True):
         try:
-            return _read(candidate)
+            return _read(candidate, with_rows=with_rows)
         except CheckpointError as error:
             warnings.warn(f"{error} Passed over.", stacklevel=2)
     raise CheckpointError(
@@ -213,10 +217,19 @@ def newest(run_dir: Path) -> Checkpoint:
     )
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, *, with_rows: bool) -> Checkpoint:
     manifest = read_manifest(path)
-    for name, expected in manifest["files"].items():
-        file = path / name
+    _check_files(path, path, manifest["files"])
+    for entries in manifest.get("rows", {}).values() if with_rows else ():
+        for entry in entries:
+            _check_files(path, path.parent / ROWS, entry["files"])
+    return Checkpoint(path, manifest)
+
+
+def _check_files(path: Path, folder: Path, checksums: Mapping[str, str]) -> None:
+    """Raise CheckpointError unless the files of a checkpoint at `path` are as they were written."""
+    for name, expected in checksums.items():
+        file = folder / name
         if file.name != name or file.suffix != ".safetensors":
             raise CheckpointError(f"{path / MANIFEST} names a file that is none of ours: {name!r}.")
         try:
@@ -228,7 +241,6 @@ def _read(path: Path) -> Checkpoint:
             raise CheckpointError(f"{file} cannot be read ({error.strerror}).") from None
         if actual != expected:
             raise CheckpointError(f"{file} is damaged: its SHA-256 is not the manifest's.")
-    return Checkpoint(path, manifest)
 
 
 SectionState = tuple[Mapping[str, Any], Mapping[str, Any]]

@@ -32,13 +32,14 @@ from headrace.collectors.api import SamplingPlan
 from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.config.batches import minibatch_sizes
-from headrace.config.derive import cpu_cores, needs_calibration
+from headrace.config.derive import needs_calibration
 from headrace.cost_model.costs import START_S, Costs, LinearCost, TimeDistribution
 from headrace.distributed.channel import pickled
 from headrace.distributed.process import freed_memory_kept, math_threads
 from headrace.distributed.ranks import device_of, visible_gpus
 from headrace.errors import EnvError, UsageError
 from headrace.learner.learner import Learner
+from headrace.machine.limits import cpu_cores
 from headrace.meter import SPANS, Laps, Meter
 from headrace.spec import Agents, Array
 from headrace.training.job import Job, RunRequest

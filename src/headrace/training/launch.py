@@ -113,7 +113,7 @@ class Launch:
         with self._connected(settings.run), self._held(run_dir):
             if not self._rank and (vanished := describe_vanished(run_dir)):
                 warnings.warn(vanished, stacklevel=2)
-            saved = checkpoint.newest(run_dir)
+            saved = checkpoint.newest(run_dir, with_rows=True)
             _refuse_passed_goal(saved, request)
             return self._run(job_of_run(run_dir, request, saved=saved, quiet=quiet))
 

@@ -31,7 +31,6 @@ from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.snapshots import regroup
 from headrace.collectors.synchronous import SynchronousCollector
-from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.datasets.read import read_steps
 from headrace.distributed.process import (
@@ -49,6 +48,7 @@ from headrace.leagues.league import FOLDER, League
 from headrace.leagues.members import MemberLoader, with_policies
 from headrace.learner.learner import Learner
 from headrace.learner.optimizer import Outside
+from headrace.machine.limits import cpu_cores
 from headrace.meter import Meter
 from headrace.models.fast_paths import ACTING, choose, describe_choice
 from headrace.models.policy import Policy

@@ -11,12 +11,12 @@ import headrace
 from headrace.advice.limits import Place, advise
 from headrace.algos.off_policy import ReplayConfig
 from headrace.collectors.api import Collector
-from headrace.config.derive import cpu_cores
 from headrace.distributed.ranks import Ranks, visible_gpus
 from headrace.envs.api import Restored
 from headrace.envs.changes import EnvChange, as_changes, refuse_changes
 from headrace.errors import flag
 from headrace.learner.learner import Learner
+from headrace.machine.limits import cpu_cores
 from headrace.meter import Meter
 from headrace.storage import run_dir as rundir
 from headrace.storage.metrics import format_means, read_metrics

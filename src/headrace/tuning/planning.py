@@ -13,10 +13,10 @@ import headrace
 from headrace.algos.schedules import SCHEDULES
 from headrace.config.algorithms import ALGORITHMS
 from headrace.config.checks import OF_CLUSTER
-from headrace.config.derive import cpu_cores
 from headrace.config.settings import EITHER, Settings
 from headrace.envs.factory import EnvMaker
 from headrace.errors import ConfigError, flag, flags_of
+from headrace.machine.limits import cpu_cores
 from headrace.training.job import RunRequest
 from headrace.tuning.metric import Metric, parse_metric
 from headrace.tuning.plan import Plan

@@ -28,6 +28,7 @@ from headrace.algos.base import (
     Share,
     UpdateContext,
     mean_of,
+    mean_over_rows,
 )
 from headrace.algos.off_policy import (
     ReplayConfig,
@@ -108,7 +109,8 @@ def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: DQN) -> Mini
     next_obs = rows["next_obs"]
     outputs = target.outputs(next_obs)
     best = policy.best(policy.outputs(next_obs) if cfg.double_q else outputs, next_obs)
-    return target.returns.target(of_action(outputs, best), rows["reward"], rows["discount"])
+    discount = policy.if_any_is_allowed(rows["discount"], next_obs)
+    return target.returns.target(of_action(outputs, best), rows["reward"], discount)
 
 
 @torch.no_grad()
@@ -121,7 +123,7 @@ def best_values(policy: QPolicy, target: QPolicy, rows: Minibatch) -> Metrics:
         for each in (outputs, target.outputs(rows["obs"]))
     )
     of_rows = {"max_value": value, "target_gap": (value - earlier).abs()}
-    return {name: (each * rows["weight"]).sum() for name, each in of_rows.items()}
+    return mean_over_rows(of_rows, rows)
 
 
 def _renew_for_learning(ctx: UpdateContext[DQN], step: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headrace.algos.base import Algorithm, AlgorithmConfig, Metrics, Share
+from headrace.algos.base import Algorithm, AlgorithmConfig, Metrics, Share, mean_over_rows
 from headrace.batch import Minibatch
 from headrace.configclass import NonNegative, configclass
 from headrace.errors import ConfigError
@@ -103,7 +103,7 @@ def loss_of_outputs(
         of_rows = {"td_error": (value - minibatch["target_mean"]).abs(), "mean_value": value}
         if "clipped" in minibatch:
             of_rows["clipped_targets"] = minibatch["clipped"]
-        metrics = {name: (each * weight).sum() for name, each in of_rows.items()}
+        metrics = mean_over_rows(of_rows, minibatch)
         error = of.error(outputs, minibatch)
     return total, metrics | {"loss": total.detach(), "error": error}
 

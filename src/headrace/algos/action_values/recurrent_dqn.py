@@ -38,6 +38,8 @@ def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: Any) -> Mini
     obs = each(lambda o: o[cfg.burn_in :], rows["obs"])
     after = of_action(outputs.flatten(0, 1), policy.best(own, obs).flatten())
     column = torch.arange(len(rows["state"]), device=outputs.device)
-    after = after.view(*outputs.shape[:2], after.shape[-1])[rows["next_row"], column].flatten(0, 1)
-    reward, discount = rows["reward"].flatten(), rows["discount"].flatten()
+    next_row = rows["next_row"], column
+    after = after.view(*outputs.shape[:2], after.shape[-1])[next_row].flatten(0, 1)
+    is_worth = policy.if_any_is_allowed(torch.ones_like(outputs[..., 0, 0]), obs)[next_row]
+    reward, discount = rows["reward"].flatten(), (rows["discount"] * is_worth).flatten()
     return target.returns.target(after, reward, discount)

@@ -62,7 +62,7 @@ def critics_loss(
     value = value - (temperature() * minibatch["next_log_prob"]).unsqueeze(-1)
     reward, discount = minibatch["reward"].unsqueeze(-1), minibatch["discount"].unsqueeze(-1)
     target = torch.addcmul(reward, discount, value)
-    return loss_of_outputs(critics.estimate, now, target, minibatch["weight"])
+    return loss_of_outputs(critics.estimate, now, target, minibatch)
 
 
 def actor_loss(

@@ -76,7 +76,7 @@ class CriticsGradient(FlatParameters):
         critics, weight, target = self._critics, minibatch["weight"], minibatch["target"]
         x = join(critics.encoder(minibatch["seen"]), minibatch["action"], self.flat.dtype)
         outputs = self._net.forward(x.expand(critics.num_critics, *x.shape))
-        _, metrics = loss_of_outputs(critics.estimate, outputs, target, weight)
+        _, metrics = loss_of_outputs(critics.estimate, outputs, target, minibatch)
         signal = critics.estimate.loss_gradient(outputs, target)
         torch.mul(signal, weight.unsqueeze(-1), out=self._net.output_gradient)
         self._net.fill()
@@ -155,7 +155,7 @@ class SACGradient(PolicyGradient):
         action, log_prob = head.draw(params, normal)
         value, of_value = self._value(seen, action)
         target = self._cfg.target_entropy * size
-        _, metrics = soft_loss(self._temperature, log_prob, value, weight, target)
+        _, metrics = soft_loss(self._temperature, log_prob, value, minibatch, target)
         weight = weight.unsqueeze(-1)
         of_action, of_log_prob = -weight * of_value, weight * self._temperature()
         signal = head.draw_gradient(params, normal, action, of_action, of_log_prob)

@@ -39,7 +39,7 @@ def actor_loss(
     outputs = critics.outputs(features, action, frozen=True, key=key_of(minibatch, 2))
     value = critics.estimate.to_improve(outputs)
     target = cfg.target_entropy * size
-    return soft_loss(temperature, log_prob, value, minibatch["weight"], target)
+    return soft_loss(temperature, log_prob, value, minibatch, target)
 
 
 def critics_loss(
@@ -49,7 +49,7 @@ def critics_loss(
     features = _features(critics, policy, minibatch, cfg)[: cfg.sequence_length].flatten(0, 1)
     action = minibatch["action"].flatten(0, 1)
     outputs = critics.outputs(features, action, key=key_of(minibatch, 1))
-    return loss_of_outputs(critics.estimate, outputs, minibatch["target"], minibatch["weight"])
+    return loss_of_outputs(critics.estimate, outputs, minibatch["target"], minibatch)
 
 
 @torch.no_grad()

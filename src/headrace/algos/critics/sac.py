@@ -110,13 +110,12 @@ def actor_loss(
     Returns:
         The metric `missing_entropy` is of each row, `[B]`: the target's less the entropy.
     """
-    obs, weight = minibatch["obs"], minibatch["weight"]
-    size = policy.num_draws
+    obs, size = minibatch["obs"], policy.num_draws
     action, log_prob = draw(policy, obs, minibatch["noise"][:, size : 2 * size])
     key = key_of(minibatch, 2)
     outputs = critics(policy.normalized(obs), action, frozen=True, key=key)
     value = critics.estimate.to_improve(outputs)
-    return soft_loss(temperature, log_prob, value, weight, cfg.target_entropy * size)
+    return soft_loss(temperature, log_prob, value, minibatch, cfg.target_entropy * size)
 
 
 def temperature_loss(

@@ -7,7 +7,7 @@ Expectations over actions are sums, and no action is drawn. Left out: settings a
 import torch
 from torch import Tensor
 
-from headrace.algos.base import Metrics
+from headrace.algos.base import Metrics, mean_over_rows
 from headrace.batch import Minibatch
 from headrace.models.critics.actor import ActorPolicy
 from headrace.models.critics.critics import Critics
@@ -33,7 +33,7 @@ def actor_loss(
     Returns:
         The metric `missing_entropy` is of each row, `[B]`.
     """
-    obs, weight = minibatch["obs"], minibatch["weight"]
+    obs = minibatch["obs"]
     params, _ = policy(obs)
     assert isinstance(policy.head, ExploringChoice)
     num_allowed = policy.head.allowed(params).sum(-1)
@@ -41,11 +41,12 @@ def actor_loss(
     entropy = -(probability * log_p).sum(-1)
     with torch.no_grad():
         best = critics(policy.normalized(obs)).amin(0).squeeze(-1)
-    total = -((temperature() * entropy + (probability * best).sum(-1)) * weight).sum()
+    value = temperature() * entropy + (probability * best).sum(-1)
+    total = -(value * minibatch["weight"]).sum()
     entropy = entropy.detach()
     return total, {
         "actor_loss": total.detach(),
-        "entropy": (entropy * weight).sum(),
+        **mean_over_rows({"entropy": entropy}, minibatch),
         "missing_entropy": target_share * num_allowed.to(entropy.dtype).log() - entropy,
     }
 

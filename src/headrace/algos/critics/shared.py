@@ -9,7 +9,15 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from headrace.algos.base import Algorithm, AlgorithmConfig, Metrics, Modules, Share, UpdateContext
+from headrace.algos.base import (
+    Algorithm,
+    AlgorithmConfig,
+    Metrics,
+    Modules,
+    Share,
+    UpdateContext,
+    mean_over_rows,
+)
 from headrace.algos.off_policy import ReplayConfig
 from headrace.algos.sequences import replay_for
 from headrace.batch import Minibatch
@@ -108,24 +116,24 @@ def critics_loss(critics: Critics, minibatch: Minibatch, cfg: Any) -> tuple[Tens
         The metric `error` is of each row, `[B]`: the mean of the critics.
     """
     outputs = critics.of_action(minibatch["seen"], minibatch["action"], key_of(minibatch, 1))
-    return loss_of_outputs(critics.estimate, outputs, minibatch["target"], minibatch["weight"])
+    return loss_of_outputs(critics.estimate, outputs, minibatch["target"], minibatch)
 
 
 def loss_of_outputs(
-    of: Estimate, outputs: Tensor, target: Tensor, weight: Tensor
+    of: Estimate, outputs: Tensor, target: Tensor, minibatch: Minibatch
 ) -> tuple[Tensor, Metrics]:
     """Return `critics_loss` from the critics' outputs `[E, B, K]`."""
-    total = (of.loss(outputs, target) * weight).sum()
+    total = (of.loss(outputs, target) * minibatch["weight"]).sum()
     with torch.no_grad():
         values = of.mean(outputs)
         error = values - target.mean(-1)
         of_rows = {"td_error": error.abs().mean(0), "mean_value": values.mean(0)}
-        metrics = {name: (each * weight).sum() for name, each in of_rows.items()}
+        metrics = mean_over_rows(of_rows, minibatch)
     return total, metrics | {"loss": total.detach(), "error": of_rows["td_error"]}
 
 
 def soft_loss(
-    temperature: Temperature, log_prob: Tensor, value: Tensor, weight: Tensor, target: float
+    temperature: Temperature, log_prob: Tensor, value: Tensor, minibatch: Minibatch, target: float
 ) -> tuple[Tensor, Metrics]:
     """Return SAC's loss of the policy, Σ weight (α log π(a | s) - Q(s, a)), and its metrics.
 
@@ -133,11 +141,12 @@ def soft_loss(
         log_prob, value: of actions that the policy drew, `[B]`.
         target: the entropy to aim at.
     """
-    total = ((temperature() * log_prob - value) * weight).sum()
+    total = ((temperature() * log_prob - value) * minibatch["weight"]).sum()
+    log_prob = log_prob.detach()
     return total, {
         "actor_loss": total.detach(),
-        "entropy": -(log_prob.detach() * weight).sum(),
-        "missing_entropy": log_prob.detach() + target,
+        **mean_over_rows({"entropy": -log_prob}, minibatch),
+        "missing_entropy": log_prob + target,
     }
 
 

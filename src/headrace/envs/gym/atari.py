@@ -11,6 +11,8 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
+from headrace.machine.limits import cpu_cores
+
 _VECTOR_ONLY = "reward_clipping", "autoreset_mode", "num_threads", "thread_affinity_offset"
 
 _PREPROCESSING = {
@@ -30,8 +32,7 @@ def is_vector_form(env: Any) -> bool:
 def vector_kwargs(num_threads: int) -> dict[str, Any]:
     """Return arguments of ALE's vector form that differ from its defaults."""
     kwargs = {"reward_clipping": False, "autoreset_mode": "SameStep", "num_threads": num_threads}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    if cores == os.cpu_count() == num_threads:
+    if cpu_cores() == os.cpu_count() == num_threads:
         # Each thread keeps a core: now and then the scheduler puts two of them on one, for a whole
         # step, while another core is idle. Not where other processes may use the cores.
         kwargs["thread_affinity_offset"] = 0

@@ -192,6 +192,11 @@ class QPolicy(Policy):
         values = self.returns.mean(outputs)
         return self._masked(obs, values, values[..., 0])[0].argmax(-1)
 
+    def if_any_is_allowed(self, value: Tensor, obs: Obs) -> Tensor:
+        """Return values `[...]` of observations, and 0 where a mask allows no action at all."""
+        allowed = self.allowed(obs, value.shape)
+        return value if allowed is None else value.where(allowed.any(-1), 0.0)
+
     def act(self, obs: Obs, noise: Tensor, state: Tensor | None = None) -> dict[str, Tensor]:
         values, best, after = self.one_row(obs, state)
         action, _ = self.head.sample(values, noise)

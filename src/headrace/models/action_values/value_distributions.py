@@ -97,7 +97,7 @@ class C51(ValueDistribution):
         inside = shifted.clamp(self._v_min, self._v_max)
         place = (inside - self._v_min) * ((self.num_atoms - 1) / (self._v_max - self._v_min))
         lower = place.floor().clamp(max=self.num_atoms - 2)
-        share = place - lower
+        share = (place - lower).clamp(max=1.0)  # v_max may be rounded up beyond the last atom
         target = torch.zeros_like(probability)
         target.scatter_add_(-1, lower.long(), probability * (1 - share))
         target.scatter_add_(-1, lower.long() + 1, probability * share)

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headrace.config.derive import cpu_cores
 from headrace.config.settings import Settings
 from headrace.distributed import child_process
 from headrace.distributed.process import interruptible
@@ -18,6 +17,7 @@ from headrace.distributed.ranks import visible_gpus
 from headrace.envs.factory import EnvLike
 from headrace.envs.vectors import is_one_vector
 from headrace.errors import ConfigError, HeadraceError
+from headrace.machine.limits import cpu_cores
 from headrace.tools.autoscale import result
 from headrace.tools.autoscale.result import AutoscaleResult
 from headrace.tools.autoscale.search import Search

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import headrace
-from headrace.config.derive import cpu_cores
+from headrace.machine.limits import cpu_cores
 from headrace.storage.files import write_whole
 from headrace.tools.autoscale.sizes import SIZE_NAMES
 from headrace.tools.autoscale.trial import format_gib

@@ -21,6 +21,7 @@ import torch
 from headrace.distributed import sessions
 from headrace.distributed.channel import pickled
 from headrace.errors import EnvError
+from headrace.machine.limits import available_bytes
 from headrace.training.job import RunRequest
 from headrace.training.launch import Launch
 
@@ -125,7 +126,7 @@ class TrialSetup:
     def memory_limit(self) -> int:
         """Return the most bytes that the processes of a trial may use."""
         limit = None if self.on_gpu else self.max_bytes
-        return limit or int(MEMORY_SHARE * sessions.available_bytes())
+        return limit or int(MEMORY_SHARE * available_bytes())
 
 
 @dataclass

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.advice.changes import Change, candidates
-from headrace.config.derive import cpu_cores
 from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import Topology, simulate
 from headrace.errors import ConfigError
+from headrace.machine.limits import cpu_cores
 
 ResolveChanged = Callable[[Mapping[str, Any]], Settings]
 """Resolves the settings of a run with some changed; ConfigError if they do not fit together."""

@@ -18,12 +18,12 @@ from headrace.collectors.api import Collector, SamplingPlan
 from headrace.collectors.device import DeviceCollector
 from headrace.collectors.inline import InlineCollector
 from headrace.collectors.synchronous import SynchronousCollector
-from headrace.config.derive import cpu_cores
 from headrace.cost_model.costs import Costs, LinearCost, TimeDistribution
 from headrace.distributed.process import math_threads
 from headrace.distributed.ranks import device_of
 from headrace.errors import EnvError
 from headrace.learner.learner import Learner
+from headrace.machine.limits import cpu_cores
 from headrace.meter import Meter
 from headrace.models.policy import torch_seed
 from headrace.training.calibration import (

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.config.derive import cpu_cores
 from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import gains, simulate
 from headrace.envs.factory import EnvLike
 from headrace.errors import ConfigError
+from headrace.machine.limits import cpu_cores
 from headrace.storage.metrics import read_metrics
 from headrace.storage.timeline import read_timeline
 from headrace.tools.profile import advice

@@ -7,10 +7,10 @@ from typing import Any
 import headrace
 from headrace.advice.changes import Change
 from headrace.advice.limits import LIMITS
-from headrace.config.derive import cpu_cores
 from headrace.config.settings import Settings
 from headrace.cost_model.costs import Costs
 from headrace.cost_model.model import lock_step_s
+from headrace.machine.limits import cpu_cores
 from headrace.meter import Laps
 from headrace.tools.profile.timeline_plots import group_workers
 

@@ -15,10 +15,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from headrace.config.derive import cpu_cores
 from headrace.config.run_config import RunConfig, demands
 from headrace.distributed.local_ranks import environment
 from headrace.errors import ConfigError, MissingExtraError, install_command
+from headrace.machine.limits import cpu_cores
 
 _CONNECT_WITHIN_S = 10.0
 

@@ -95,7 +95,7 @@ def _from_newest_checkpoint(job: Job, group: "_LearnerGroup", display: Display) 
     """Return the job as it continues from its newest checkpoint, or from the beginning."""
     saved = None
     if has_checkpoint(job.run_dir):
-        saved = checkpoint.newest(job.run_dir)
+        saved = checkpoint.newest(job.run_dir, with_rows=True)
     saved_steps = 0 if saved is None else int(saved.manifest["counters"]["env_steps"])
     again = max(0, group.env_steps - saved_steps)
     display.say(

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.config.derive import cpu_cores
 from headrace.distributed import child_process
+from headrace.machine.limits import cpu_cores
 from headrace.tuning.plan import Plan
 from headrace.tuning.runners.api import Runner
 from headrace.tuning.runners.local import LocalRunner

@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.distributed import sessions
 from headrace.distributed.channel import pickled
+from headrace.machine.limits import available_bytes
 from headrace.tuning.runners.api import BY_NAME, STOP_TIMEOUT_S, Ended, Runner
 from headrace.tuning.runners.part import Part, run_part
 
@@ -38,7 +39,7 @@ class LocalRunner(Runner):
     def __init__(self, slots: int, max_bytes: int = 0) -> None:
         self._slots = slots
         self._running: list[_Running] = []
-        share = int(MEMORY_SHARE * sessions.available_bytes() / slots)
+        share = int(MEMORY_SHARE * available_bytes() / slots)
         self._max_bytes = max_bytes or share
         self._kills = sessions.out_of_memory_kills()
 
