@@ -23,6 +23,8 @@ class Counters:
     ledger: Ledger = field(default_factory=Ledger)
     evaluated_at: int = 0
     best_return: float | None = None
+    least_return: float | None = None
+    greatest_return: float | None = None
     recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))
     recent_by_policy: deque[list[float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -40,7 +42,10 @@ class Counters:
             self.agent_steps += report["agent_steps"]
             self.episodes += report["num_episodes"]
         for episode in sorted(Episode(*each) for report in reports for each in report["episodes"]):
-            self.recent_returns.append(episode.total_reward)
+            total = episode.total_reward
+            known = [r for r in (self.least_return, self.greatest_return) if r is not None]
+            self.least_return, self.greatest_return = min([total, *known]), max([total, *known])
+            self.recent_returns.append(total)
             self.recent_lengths.append(episode.num_steps)
             if episode.by_policy:
                 self.recent_by_policy.append(list(episode.by_policy))

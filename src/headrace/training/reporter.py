@@ -10,7 +10,7 @@ from typing import Any
 import headrace
 from headrace.advice.limits import Place, advise
 from headrace.algos.off_policy import ReplayConfig
-from headrace.collectors.api import Collector
+from headrace.collectors.api import WINDOW, Collector
 from headrace.distributed.ranks import Ranks, visible_gpus
 from headrace.envs.api import Restored
 from headrace.envs.changes import EnvChange, as_changes, refuse_changes
@@ -142,7 +142,10 @@ class Reporter:
             "ledger": {"learned": counters.env_steps, **ledger},
             "meter": seconds,
             "worker_meters": worker_meters,
-            "advice": advise(self.job.settings, seconds, worker_meters, self._place()),
+            "advice": [
+                *describe_returns(counters, self.job.spec.num_agents),
+                *advise(self.job.settings, seconds, worker_meters, self._place()),
+            ],
         }
 
     def _place(self) -> Place:
@@ -267,6 +270,19 @@ def describe_end(summary: dict[str, Any], stopped_by: int, job: Job) -> str:
     if summary["env_steps"]:
         lines.append(f"Curves, time and faults on one page: headrace report {summary['run_dir']}")
     return "\n".join(lines)
+
+
+def describe_returns(counters: Counters, num_agents: int) -> list[str]:
+    """Return a sentence if all episodes of a run had one return, and so taught nothing."""
+    least = counters.least_return
+    differ = least is None or least != counters.greatest_return
+    # In games of several agents, what one wins another may lose.
+    if num_agents > 1 or counters.episodes < WINDOW or differ:
+        return []
+    return [
+        f"All {counters.episodes:,} episodes had the same return, {least:g}: no action seemed "
+        "better than another. Reward steps towards the goal as well, or begin closer to it."
+    ]
 
 
 def describe_vanished(run_dir: Path) -> str:
