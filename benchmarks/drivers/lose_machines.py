@@ -8,7 +8,8 @@ learners and its workers are on nodes of their own (`ray.cluster_utils.Cluster`)
 undisturbed. Then nodes of the kind `--lost` are lost (their processes are killed), at the times
 that `tools/plan/losses.py` draws for the same machines.
 
-The result has the env steps per second of both times, and each loss and return (s).
+The result has the env steps per second of both times, and of each loss and return when it was over
+(s), the kind of machine, whether one came, and the env steps before it.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness.machine import ROOT
-from headrace.storage.metrics import read_metrics
+from headrace.storage.metrics import read_last_metrics
 from headrace.tools.plan.losses import draw_losses
 from headrace.tools.plan.machines import MachineKind, SpotTerms
 from headrace.tools.plan.result import MachinePlan
@@ -34,6 +35,7 @@ SURROUNDINGS = {
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # listens on the loopback only
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # as `--cluster local` has it
     # As docs/cluster.md has them.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -93,13 +95,13 @@ class Followed:
         self._run_dir = run_dir
         self.process = subprocess.Popen(program, stdout=subprocess.DEVNULL)
 
-    def rows(self):
-        path = self._run_dir / "metrics.jsonl"
-        return read_metrics(self._run_dir) if path.exists() else []
+    def last(self):
+        """The last row; None without one. The whole file would take longer with each look."""
+        return (read_last_metrics(self._run_dir) or [None])[-1]
 
     def until(self, what, then=float("inf")):
         """Wait until the last row is so, or that time has come (monotonic)."""
-        while not ((rows := self.rows()) and what(rows[-1])) and time.monotonic() < then:
+        while not ((row := self.last()) and what(row)) and time.monotonic() < then:
             if self.process.poll() is not None:
                 raise RuntimeError(f"The run has ended with {self.process.returncode}.")
             time.sleep(LOOK_EVERY_S)  # another process's file: nothing tells of its changes
@@ -107,7 +109,7 @@ class Followed:
     def env_steps_at(self, at):
         """Wait for that time (monotonic); the env steps then."""
         self.until(lambda row: False, at)
-        return self.rows()[-1]["env_steps"]
+        return self.last()["env_steps"]
 
 
 def follow(run, machines, plan, undisturbed_s, for_s):
@@ -115,15 +117,15 @@ def follow(run, machines, plan, undisturbed_s, for_s):
     of_first = sum(plan.worker_cores.values()) // sum(plan.learners.values())
     run.until(lambda row: row["workers_up"] == of_first)
     began = time.monotonic()
-    first = run.rows()[-1]["env_steps"]
+    first = run.last()["env_steps"]
     second = run.env_steps_at(began + undisturbed_s)
     begun, changes = time.monotonic(), []
     for change in draw_losses(plan):
         if change.at > for_s:
             break
-        run.env_steps_at(begun + change.at)
+        env_steps = run.env_steps_at(begun + change.at) - second
         (machines.comes if change.comes else machines.is_lost)(change.kind)
-        changes.append([time.monotonic() - begun, change.kind, change.comes])
+        changes.append([time.monotonic() - begun, change.kind, change.comes, env_steps])
     last = run.env_steps_at(begun + for_s)
     passed = time.monotonic() - begun
     return {
