@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import gymnasium as gym
@@ -183,7 +184,8 @@ def train(
         #    `batch_size` equal parts of the replay.
         env_steps = (update + 1) * T * N
         kept = [transition for of_env in replay for transition in of_env]
-        while learner_steps < int(cfg.replay_ratio * max(0, env_steps - cfg.learning_starts)):
+        ratio = Fraction(str(cfg.replay_ratio))
+        while learner_steps < int(ratio * max(0, env_steps - cfg.learning_starts)):
             draws = randomness.draws(learner_steps, cfg.batch_size)
             parts = (np.arange(cfg.batch_size) + draws) * (len(kept) / cfg.batch_size)
             batch = [kept[int(part)] for part in parts]

@@ -1,5 +1,7 @@
 """Learning from recorded steps: they are read as they were recorded, and every algorithm learns."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -193,6 +195,14 @@ def test_a_minari_data_set_is_read(tmp_path, monkeypatch):
         assert float(steps.action.abs().max()) <= 1.0
     with pytest.raises(ConfigError, match=r"(?s)shape.*Name the environment"):
         read_steps("reach/test-v0", SPEC)
+    for action in (
+        Space("box", (2,), "float32", low=(-1.0,) * 2, high=(1.0,) * 2),  # of another shape
+        Space("box", (1,), "float32", low=(-0.1,), high=(0.1,)),  # narrower
+        Space("discrete", (), "int64", nvec=(3,), start=(0,)),
+    ):
+        other = dataclasses.replace(spec, action=action)
+        with pytest.raises(ConfigError, match=r"(?s)actions that are not in.*Name the environment"):
+            read_steps("reach/test-v0", other)
 
 
 def test_what_cannot_be_read_is_refused_in_words(tmp_path, recorded):
@@ -208,3 +218,10 @@ def test_what_cannot_be_read_is_refused_in_words(tmp_path, recorded):
         train(tmp_path / "4", config, "Pendulum-v1", data=str(recorded))
     with pytest.raises(ConfigError, match="Leave --num-workers out"):
         train(tmp_path / "5", config, data=str(recorded), num_workers=2)
+    with pytest.raises(ConfigError, match=r"(?s)algo='bc'.*expected --data"):
+        train(tmp_path / "6", "bc")
+    with pytest.raises(ConfigError, match=r"(?s)n_step=3 has no effect with algo='bc'.*td3bc"):
+        train(tmp_path / "6", "bc", data=str(recorded), n_step=3)
+    core = train(tmp_path / "core", headrace.SAC(**SOME, burn_in=2, sequence_length=4), core="gru")
+    with pytest.raises(ConfigError, match="keeps sequences, for its recurrent core"):
+        train(tmp_path / "7", config, data=str(core.dir))

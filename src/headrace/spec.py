@@ -330,7 +330,8 @@ class ActionCodec:
         values = np.asarray(elements)
         flat = values.reshape(len(values), -1)
         if self.space.kind == "box":
-            return ((flat - self.shift) / self.scale).astype(np.float32)
+            scale = np.where(self.scale > 0, self.scale, 1)  # 0: the bounds are one number
+            return ((flat - self.shift) / scale).astype(np.float32)
         rows_of_choices: Array = flat.astype(np.int64) - self.shift.reshape(-1)
         return rows_of_choices[:, 0] if self.space.kind == "discrete" else rows_of_choices
 

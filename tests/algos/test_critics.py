@@ -1,6 +1,7 @@
 """The pages of SAC and TD3: losses and targets by hand, critics, and what their settings do."""
 
 import copy
+import dataclasses
 import json
 import math
 
@@ -387,6 +388,22 @@ class Unbounded(Reach):
     action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
+def test_crossq_learns_in_bf16_and_from_whole_minibatches(tmp_path):
+    more = SMALL | {"total_env_steps": 256, "learning_starts": 64}
+    run = headrace.train(
+        Reach, algo="crossq", precision="bf16", run_dir=tmp_path / "run", replay_ratio=0.1, **more
+    )
+    assert math.isfinite(read_metrics(run.dir)[-1]["td_error"])
+    moments = checkpoint.newest(run.dir).tensors("learner_default")
+    assert {t.dtype for name, t in moments.items() if name.endswith((".mean", ".var"))} == {
+        torch.float32
+    }
+    with pytest.raises(ConfigError, match=r"(?s)moments of whole minibatches.*--algo sac"):
+        headrace.train(
+            Reach, algo="crossq", run_dir=tmp_path / "parts", num_accumulation_steps=2, **more
+        )
+
+
 @pytest.mark.parametrize("algo", ["sac", "tqc", "crossq", "td3", "ddpg"])
 def test_other_actions_are_refused_in_words(tmp_path, algo):
     with pytest.raises(ConfigError, match=r"(?s)finite bounds.*without.*--algo ppo"):
@@ -409,6 +426,12 @@ def test_other_actions_are_refused_in_words(tmp_path, algo):
         ("sac", {"priority_beta": 0.5}, "priority_beta=0.5.*priority_alpha=0.0"),
         ("ddpg", {"target_noise_clip": 0.1}, "target_noise_clip=0.1.*target_noise=0.0"),
         ("sac", {"dropout": 1.0}, "dropout=1.0: expected less than 1"),
+        ("tqc", {"critics_in_target": 1}, "has no effect with num_quantiles=25"),
+        (
+            "crossq",
+            {"dropped_quantiles": 3},
+            "dropped_quantiles=3 has no effect with algo='crossq'",
+        ),
         ("crossq", {"tau": 0.01}, "tau=0.01 has no effect with algo='crossq'.*leave --tau out"),
         ("sac", {"initial_ent_coef": 0.0}, "initial_ent_coef=0.0.*at least 1e-06"),
     ],
@@ -514,6 +537,25 @@ def test_choices_that_are_not_allowed_are_never_taken_and_count_for_nothing():
     log_prob, entropy = head.evaluate(params, taken)
     assert torch.isfinite(log_prob).all()
     assert float(entropy.max()) <= math.log(2) + 1e-6
+
+
+def test_targets_of_masked_choices_are_finite_whatever_alpha_is():
+    parts = (("obs", BOX), ("mask", Space("multi_binary", (3,), "int8")))
+    seen = Space("dict", parts=parts)
+    masked = dataclasses.replace(CHOICES, observation=seen, mask_key="mask")
+    modules, _ = modules_of("sac", masked, ent_coef=5.0)
+    mask = torch.tensor([[1, 0, 1], [0, 0, 0]], dtype=torch.int8)
+    obs = {"obs": torch.randn(2, 3), "mask": mask}
+    rows = rows_of(2) | {"obs": obs, "next_obs": obs, "discount": torch.tensor([0.5, 0.5])}
+    outputs = torch.tensor([[[1.0, 5.0, 3.0]] * 2]).unsqueeze(-1)
+    policy, temperature = modules["policy"], modules["temperature"]
+    found = sac_of_choices.targets(policy, lambda obs: outputs, temperature, rows)["target"][:, 0]
+    with torch.no_grad():
+        p = policy(obs)[0][0].softmax(-1)[[0, 2]]
+    value = (p * (torch.tensor([1.0, 3.0]) - 5.0 * p.log())).sum()
+    assert found.tolist() == pytest.approx(
+        [float(rows["reward"][0] + 0.5 * value), float(rows["reward"][1])]
+    )
 
 
 @pytest.mark.more

@@ -15,6 +15,7 @@ from headrace.algos.critics import crossq
 from headrace.algos.critics.sac import SAC
 from headrace.algos.critics.td3 import TD3
 from headrace.algos.off_policy import ReplayConfig
+from headrace.algos.offline import bc
 from headrace.algos.schedules import schedules_of
 from headrace.algos.sequences import SequenceConfig
 from headrace.config.algorithms import ALGORITHMS, algorithms_with, name_of_config
@@ -79,6 +80,11 @@ def check_divisibility(run: Any, network: Any, algo: Any, algorithm: Algorithm[A
                 f"{parts} = {number / parts:.2f}.\n"
                 f"Use {flag(by)} {largest_divisor(number, parts)}, for example."
             )
+    if run.num_accumulation_steps > 1 and isinstance(algo, crossq.CROSSQ):
+        raise ConfigError(
+            f"num_accumulation_steps={run.num_accumulation_steps}, but crossq normalizes by the "
+            "moments of whole minibatches.\nLeave --num-accumulation-steps out, or use --algo sac."
+        )
     rows //= run.num_learners
     if rows % run.num_accumulation_steps:
         raise ConfigError(
@@ -194,6 +200,12 @@ def check_cluster(run: RunConfig) -> None:
 def check_data(run: RunConfig, algorithm: Algorithm[Any]) -> None:
     """Refuse recorded steps for what cannot learn from them, and workers, which would be idle."""
     if not run.data:
+        if algorithm.name == "bc":
+            raise ConfigError(
+                "algo='bc' learns to take the actions of recorded steps: expected --data, the "
+                "directory of a run or the id of a Minari data set.\n"
+                "To learn in the environment: --algo sac, for example."
+            )
         return
     if algorithm.data != "replay":
         able = ", ".join(name for name, other in ALGORITHMS.items() if other.data == "replay")
@@ -227,7 +239,7 @@ def check_critic(settings: Any) -> None:
         raise ConfigError(f"critic={run.critic!r}, but {why} out.")
 
 
-def check_replay(run: RunConfig, algo: Any) -> None:
+def check_replay(run: RunConfig, algo: Any, sources: Mapping[str, str]) -> None:
     """Refuse sizes of a replay with which nothing would be learned, or rows would be lost."""
     if not isinstance(algo, ReplayConfig):
         return
@@ -238,7 +250,8 @@ def check_replay(run: RunConfig, algo: Any) -> None:
             "nothing would be learned.\nUse --learning-starts "
             f"{min(1_000, run.total_env_steps // 10)}, for example."
         )
-    if not algo.learner_steps_after(run.total_env_steps):
+    # A preset's ratio may give none in a run that only tries something out.
+    if _was_given("replay_ratio", sources) and not algo.learner_steps_after(run.total_env_steps):
         raise ConfigError(
             f"replay_ratio={algo.replay_ratio:g}: not one gradient step would follow from "
             f"total_env_steps={run.total_env_steps} env steps: nothing would be learned.\n"
@@ -250,6 +263,10 @@ def check_replay(run: RunConfig, algo: Any) -> None:
             f"learning_starts={algo.learning_starts} and two batches of num_envs * num_steps = "
             f"{run.num_envs} * {run.num_steps} rows.\nUse --replay-size {least}, for example."
         )
+
+
+def _was_given(name: str, sources: Mapping[str, str]) -> bool:
+    return sources.get(name, "").startswith(("given", "config "))
 
 
 def check_effects(algo: Any, network: Network, sources: Mapping[str, str]) -> None:
@@ -271,7 +288,10 @@ def check_effects(algo: Any, network: Network, sources: Mapping[str, str]) -> No
             "target_entropy": ("ent_coef", "0", is_learned),
             "target_entropy_share": ("ent_coef", "0", is_learned),
             "dropped_quantiles": ("num_quantiles", "25", algo.num_quantiles > 1),
+            "critics_in_target": ("num_quantiles", "1", algo.num_quantiles == 1),
         }
+    if isinstance(algo, bc.BC):
+        needs |= dict.fromkeys(bc.WITHOUT_EFFECT, ("algo", "td3bc", False))
     if isinstance(algo, crossq.CROSSQ):
         needs |= dict.fromkeys(crossq.WITHOUT_EFFECT, ("algo", "sac", False))
     if isinstance(algo, SequenceConfig):
@@ -281,9 +301,8 @@ def check_effects(algo: Any, network: Network, sources: Mapping[str, str]) -> No
         needs |= {"target_noise_clip": ("target_noise", "0.2", algo.target_noise > 0)}
     defaults = type(algo)()
     for name, (other, value, has_effect) in needs.items():
-        was_given = sources.get(name, "").startswith(("given", "config "))
         is_other = getattr(algo, name) != getattr(defaults, name)  # a default may be repeated
-        if was_given and is_other and not has_effect:
+        if _was_given(name, sources) and is_other and not has_effect:
             beside = {"core": network.core, "algo": name_of_config(algo)}
             has = beside[other] if other in beside else getattr(algo, other)
             raise ConfigError(
@@ -306,7 +325,7 @@ def check_schedules(settings: Any) -> None:
                 f"lr_scale={settings.run.lr_scale!r} multiplies lr, and {schedule} has points.\n"
                 "Multiply the points yourself, and leave --lr-scale out."
             )
-        if source.get(name, "").startswith(("given", "config ")):
+        if _was_given(name, source):
             raise ConfigError(
                 f"{name}={getattr(algo, name)} and {schedule} with points: the points are all the "
                 f"values that {name} has.\nLeave {flag(name)} out, or use {flag(schedule)} "

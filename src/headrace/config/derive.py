@@ -88,7 +88,7 @@ def derive(
     check_league(run, settings.network, settings.algorithm, settings.source)
     for each in (settings, *map(settings.of, policy_settings(run.policies))):
         check_divisibility(run, each.network, each.algo, settings.algorithm)
-        check_replay(run, each.algo)
+        check_replay(run, each.algo, each.source)
         check_effects(each.algo, each.network, each.source)
         check_schedules(each)
     return settings

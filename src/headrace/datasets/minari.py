@@ -8,7 +8,9 @@ import torch
 
 from headrace.errors import ConfigError, MissingExtraError, install_command
 from headrace.replay.steps import Steps, joined
-from headrace.spec import ActionCodec, EnvSpec, getter
+from headrace.spec import ActionCodec, EnvSpec, Space, getter
+
+_ROUNDING = 1e-3  # of half a component's range
 
 
 def read_minari(source: str, spec: EnvSpec) -> Steps:
@@ -41,6 +43,21 @@ def read_minari(source: str, spec: EnvSpec) -> Steps:
     return joined([_episode(episode, spec, source) for episode in data.iterate_episodes()])
 
 
+def _has_action(elements: Any, space: Space) -> bool:
+    """Return whether actions `[n, ...]` are of a space; a bound may be passed by rounding."""
+    if space.parts:
+        keys = [key for key, _ in space.parts]
+        of_parts = [elements[key] for key in keys] if hasattr(elements, "keys") else elements
+        pairs = zip(of_parts, space.parts, strict=True)
+        return all(_has_action(part, of) for part, (_, of) in pairs)
+    values, codec = np.asarray(elements), ActionCodec(space)
+    if values.shape[1:] != space.shape or (space.kind != "box" and values.dtype.kind not in "iub"):
+        return False
+    flat = values.reshape(len(values), -1)
+    margin = _ROUNDING * np.abs(codec.scale) if space.kind == "box" else 0
+    return bool(((flat >= codec.low - margin) & (flat <= codec.high + margin)).all())
+
+
 def _episode(episode: Any, spec: EnvSpec, source: str) -> Steps:
     obs = {}
     for (key, part), path in zip(spec.observation.leaves, spec.observation.key_paths, strict=True):
@@ -51,6 +68,11 @@ def _episode(episode: Any, spec: EnvSpec, source: str) -> Steps:
                 f"those of {spec.id} are {part.shape}.\nName the environment of the data."
             )
         obs[key] = torch.from_numpy(values.astype(part.dtype))
+    if not _has_action(episode.actions, spec.action):
+        raise ConfigError(
+            f"data={source!r} has actions that are not in {spec.action.describe()}, those of "
+            f"{spec.id}.\nName the environment of the data."
+        )
     count = len(episode.rewards)
     terminated, truncated = (
         torch.from_numpy(np.array(flags, dtype=bool))

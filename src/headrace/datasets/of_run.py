@@ -37,6 +37,11 @@ def read_run(run_dir: Path, spec: EnvSpec) -> Steps:
             f"data={str(run_dir)!r}: this run keeps no steps. Expected one of an algorithm that "
             "learns from replay (sac, td3, dqn, ...), without --no-save-replay."
         )
+    if f"{_MODULE}state" in saved.tensors(_NAME):
+        raise ConfigError(
+            f"data={str(run_dir)!r}: this run keeps sequences, for its recurrent core.\n"
+            "Use one of single steps (--core none)."
+        )
     with checkpoint.as_written(saved.path):
         buffer = _buffer(saved, spec)
     of_envs = [_of_env(buffer, env) for env in range(buffer.num_envs)]

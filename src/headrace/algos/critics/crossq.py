@@ -26,8 +26,10 @@ from headrace.models.policy import Network
 from headrace.spec import EnvSpec
 
 _BETA1 = 0.5  # of Adam, for critics and policy
-WITHOUT_EFFECT = ("tau", "layer_norm", "dropout", "critics_in_target", "num_quantiles")
-"""Settings of SAC that mean nothing with batch normalization and without target critics."""
+WITHOUT_EFFECT = (
+    "tau", "layer_norm", "dropout", "critics_in_target", "num_quantiles", "dropped_quantiles",
+)  # fmt: skip
+"""Settings of SAC that have no effect with batch normalization and without target critics."""
 
 
 @configclass

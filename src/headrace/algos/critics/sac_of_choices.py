@@ -59,9 +59,13 @@ def targets(
     # y = r + γ Σ_a π(a | s') (min_i Q_target_i(s', a) - α log π(a | s'))
     next_obs = rows["next_obs"]
     params, _ = policy(next_obs)
-    soft = target(policy.normalized(next_obs)).amin(0).squeeze(-1)
-    soft = soft - temperature() * params.log_softmax(-1)
-    value = (params.softmax(-1) * soft).sum(-1)
+    least = target(policy.normalized(next_obs)).amin(0).squeeze(-1)
+    probability, log_p = params.softmax(-1), params.log_softmax(-1)
+    # Before α: it may make the least finite number, which forbidden actions have, infinite.
+    entropy = -(probability * log_p).sum(-1)
+    value = (probability * least).sum(-1) + temperature() * entropy
+    assert isinstance(policy.head, ExploringChoice)
+    value = value.where(policy.head.allowed(params).any(-1), 0.0)
     return {
         "target": torch.addcmul(rows["reward"], rows["discount"], value).unsqueeze(-1),
         "seen": policy.normalized(rows["obs"]),

@@ -41,7 +41,8 @@ class CriticsConfig(ReplayConfig, AlgorithmConfig):
     max_grad_norm: NonNegative = 0.0
     adam_eps: NonNegative = 1e-8
     num_critics: PositiveInt = 2
-    """Networks that learn the value of an action; a target takes the least of theirs."""
+    """Networks that learn the value of an action. Targets take the least of theirs, but for TQC and
+    REDQ."""
     layer_norm: bool = False
     """Apply layer normalization in the critics, before each activation."""
     tau: Share = 0.005

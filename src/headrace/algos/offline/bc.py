@@ -22,6 +22,9 @@ from headrace.distributed.ranks import Ranks
 from headrace.models.policy import Network, Policy
 from headrace.spec import EnvSpec
 
+WITHOUT_EFFECT = ("gamma", "n_step", "priority_alpha", "priority_beta")
+"""Settings of replay that have no effect where no value is learned."""
+
 
 @configclass
 class BC(ReplayConfig, AlgorithmConfig):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.algos.base import LossSpec, Metrics, Modules
+from headrace.algos.base import LossSpec, Metrics, Modules, mean_over_rows
 from headrace.algos.critics.sac import SAC, SACAlgorithm
 from headrace.algos.critics.shared import critics_loss
 from headrace.batch import Minibatch, each
@@ -49,8 +49,9 @@ def conservative_loss(critics: Critics, minibatch: Minibatch, cfg: CQL) -> tuple
     values = of.mean(critics(seen, others.flatten(0, 1), key=keys)).reshape(-1, *others.shape[:2])
     soft_most = (values - minibatch["density"]).logsumexp(-1) - math.log(num_others)
     recorded = of.mean(critics(minibatch["seen"], minibatch["action"], key=key))
-    gap = ((soft_most - recorded).sum(0) * weight).sum()
-    return total + cfg.conservative_weight * gap, metrics | {"conservative_gap": gap.detach()}
+    gap = (soft_most - recorded).sum(0)
+    metrics |= mean_over_rows({"conservative_gap": gap.detach()}, minibatch)
+    return total + cfg.conservative_weight * (gap * weight).sum(), metrics
 
 
 @torch.no_grad()

@@ -105,7 +105,8 @@ class IQLAlgorithm(WithCritics[IQL]):
     def build_policy(
         self, spec: EnvSpec, network: Network, config: IQL, model: ModelFactory | None = None
     ) -> ActorPolicy:
-        head = NoisyAction(spec.action.size, config.exploration_noise)
+        is_random = config.learning_starts > 0
+        head = NoisyAction(spec.action.size, config.exploration_noise, is_random=is_random)
         return ActorPolicy(spec, network, head, model)
 
     def build(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headrace.algos.base import LossSpec, Metrics, Modules
+from headrace.algos.base import LossSpec, Metrics, Modules, mean_over_rows
 from headrace.algos.critics.td3 import TD3, TD3Algorithm
 from headrace.batch import Minibatch
 from headrace.configclass import NonNegative, configclass
@@ -38,10 +38,12 @@ def actor_loss(
     action = policy.head.mode(policy(obs)[0])
     outputs = critics(policy.normalized(obs), action, frozen=True, first=1)
     value = critics.estimate.to_improve(outputs)
-    scale = cfg.value_scale / (value.detach().abs() * weight).sum()
+    # Weights need not add up to 1: a minibatch may be learned from in parts.
+    scale = cfg.value_scale * weight.sum() / (value.detach().abs() * weight).sum()
     distance = (action - minibatch["action"]).square().mean(-1)
     total = ((distance - scale * value) * weight).sum()
-    return total, {"actor_loss": total.detach(), "distance": (distance.detach() * weight).sum()}
+    distances = mean_over_rows({"distance": distance.detach()}, minibatch)
+    return total, {"actor_loss": total.detach(), **distances}
 
 
 class TD3BCAlgorithm(TD3Algorithm):

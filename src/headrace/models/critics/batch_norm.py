@@ -42,6 +42,7 @@ class BatchNorm(nn.Module):
         Args:
             frozen: let no gradient flow to the weights.
         """
+        features = features.float()  # moments of bf16 would be too coarse
         own: tuple[Tensor, Tensor] = (self.weight, self.bias)
         weight, bias = (each.detach() if frozen else each for each in own)
         if not self.of_batch:
