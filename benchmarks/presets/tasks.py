@@ -77,6 +77,12 @@ DQN_PARTS = {
 }
 """Variants of the preset, by label: without a part of the defaults, or with another of Rainbow."""
 
+# One core for an hour and a half
+_PONG = (
+    "--env-kwargs", "repeat_action_probability=0.0", "--precision", "bf16",
+    "--total-env-steps", "1000000", "--stop-after-s", "5400",
+)  # fmt: skip
+
 
 def _part(label):
     flags = DQN_PARTS[label]
@@ -90,6 +96,7 @@ BESIDES = (
     ),
     *(_memory(core) for core in ("lstm", "gru", "none")),
     *(_part(label) for label in DQN_PARTS),
+    Task("atari", "ALE/Pong-v5", "dqn", _PONG, "no-sticky-actions", num_seeds=1),
 )
 """Tasks that do not follow from presets."""
 
