@@ -90,7 +90,7 @@ def take_turn(contestant: Contestant, work: Work, *, turn: int = 0) -> dict[str,
             process = subprocess.Popen(
                 command,
                 cwd=scratch,
-                env=os.environ | _surroundings(scratch, contestant.threads),
+                env=_surroundings(scratch, contestant.threads),
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -146,9 +146,15 @@ def _filled_in(word: str, given: dict[str, str]) -> str:
 
 
 def _surroundings(scratch: Path, threads: int) -> dict[str, str]:
-    """Environment variables: `benchmarks` is found, and what libraries leave behind is removed."""
+    """Environment variables: `benchmarks` is found, and what libraries leave behind is removed.
+
+    Python may keep what it compiles, as it does by default: what pip installed is compiled already,
+    and Headrace, where it is installed from its source, would be compiled with each start.
+    """
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    return {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)} | dict.fromkeys(names, str(threads))
+    kept = {name: v for name, v in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    more = {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    return kept | more | dict.fromkeys(names, str(threads))
 
 
 @contextlib.contextmanager
