@@ -325,7 +325,11 @@ class Alone(gym.Env):
         (Ring, {"critic": "shared", "model": OwnNet}, r"the network is one of your own"),
         (Secrets, {"critic": "shared", "algo": "dqn"}, r"dqn does not learn a value of the policy"),
         (Secrets, {"critic": "shared", "algo": "pqn"}, r"pqn does not learn a value of the policy"),
-        (Secrets, {"critic": "shared", "algo": "bc"}, r"bc does not learn a value of the policy"),
+        (
+            Secrets,
+            {"critic": "shared", "algo": "bc", "data": "recorded"},
+            r"bc does not learn a value of the policy",
+        ),
         (Secrets, {"critic": "all"}, r"critic='all'"),
     ],
 )
