@@ -5,9 +5,10 @@
 
 Each is a program of its own, so that one that fails stops none of the others; the exit code is 1 if
 any failed. Left out: `uneven.py`, `lag.py`, `kernels.py`, `cluster.py`, `dqn.py`,
-`replay_ratio.py`, `replay.py`, `continuous.py` and `parallel.py`, which take four hours more (their
-tables are made anew from their last results), and `offline.py`, `cluster_bytes.py`, `learners.py`,
-`inference.py`, `tag.py`, `presets/` and `gpu*.py`, which answer questions of their own.
+`replay_ratio.py`, `replay.py`, `continuous.py`, `waiting.py` and `parallel.py`, which take four
+hours more (their tables are made anew from their last results), and `offline.py`,
+`cluster_bytes.py`, `learners.py`, `inference.py`, `tag.py`, `presets/` and `gpu*.py`, which answer
+questions of their own.
 """
 
 import argparse

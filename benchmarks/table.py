@@ -70,6 +70,7 @@ PARTS = {
 WHOLE = {
     "parallel": "docs/sac.md",
     "continuous": "docs/sac.md",
+    "waiting": "docs/scaling.md",
     speed.NAME: "docs/environments.md",
     league.NAME: "docs/leagues.md",
 }

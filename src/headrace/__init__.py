@@ -11,10 +11,14 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Threads of a math library that wait for each other give their core up, in place of spinning: where
-# another process has a core as well, a learner on all cores would otherwise be several times as
-# slow as on one. The library reads this when torch loads it.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Threads of a math library that wait for each other spin for some tens of microseconds, and then
+# give their core up. Without spinning, each product would begin by waking a thread: with small
+# networks two cores are then no faster than one. With long spinning they are several times as slow
+# as one where another process has a core as well (benchmarks/waiting.py). The library reads this
+# when torch loads it.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C

@@ -44,6 +44,7 @@ def minibatch_for(policy, seen=SEEN, rows=ROWS):
         "target": target,
         "target_mean": target,
         "weight": torch.rand(rows, generator=generator) / rows,
+        "share": torch.rand(rows, generator=generator) / rows,
     }
 
 
@@ -87,7 +88,9 @@ def test_equals_the_page(seen, network, options, dtype):
     for got, wanted in zip(found, expected, strict=True):
         assert got.keys() == wanted.keys()
         for name, value in wanted.items():
-            torch.testing.assert_close(got[name], value.detach(), rtol=limit, atol=1e-7, msg=name)
+            value = value.detach()
+            given = torch.as_tensor(got[name], dtype=value.dtype)
+            torch.testing.assert_close(given, value, rtol=limit, atol=1e-7, msg=name)
 
 
 @repeats("num_parts", [3, 1])

@@ -4,6 +4,7 @@ import json
 import os
 import select
 import shlex
+import subprocess
 import sys
 
 import gymnasium as gym
@@ -30,6 +31,7 @@ from benchmarks import (
     start,
     table,
     uneven,
+    waiting,
 )
 from benchmarks.drivers import measure_limit
 from benchmarks.games import league, speed
@@ -132,6 +134,18 @@ def test_a_turn_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
     assert ended
 
 
+def test_a_busy_process_is_there_until_the_command_beside_it_ends():
+    code = "import os; p = os.getppid(); print(*open(f'/proc/{p}/task/{p}/children').read().split()"
+    code += ", os.getpid()); raise SystemExit(3)"
+    command = [sys.executable, "-m", "benchmarks.drivers.beside", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    *started, itself = done.stdout.split()
+    assert done.returncode == 3
+    assert len(started) == 2
+    assert itself in started
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in started)
+
+
 def test_run_writes_json_and_prints_the_table_last(tmp_path, capsys, monkeypatch):
     output = tmp_path / "new" / "name.json"
     monkeypatch.setattr(sys, "argv", ["name", "--turns", "2", "--output", str(output)])
@@ -176,6 +190,7 @@ def every_comparison():
     yield from (replay.comparison(env) for env in replay.ENV_STEPS)
     yield from speed.comparisons()
     yield from league.comparisons()
+    yield from waiting.comparisons()
     yield turns.Comparison("learners", learners.shared_out(100), Work(100))
 
 

@@ -103,12 +103,20 @@ def test_every_metric_is_defined_in_the_docs(tmp_path, algo):
         assert f"`{name}`" in text, f"{name} is not defined in docs/ppo.md"
 
 
-@pytest.mark.parametrize("given", ["", "ACTIVE"])
-def test_threads_that_wait_give_their_core_up_unless_the_user_says_otherwise(given):
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "PASSIVE 1000"),
+        ({"GOMP_SPINCOUNT": "5"}, "PASSIVE 5"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None"),
+    ],
+    ids=["default", "spins", "policy"],
+)
+def test_threads_that_wait_soon_give_their_core_up_unless_the_user_says_otherwise(given, expected):
     code = "import headrace, os, sys; assert 'torch' not in sys.modules; "
-    code += "print(os.environ['OMP_WAIT_POLICY'])"
-    rest = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    env = rest | ({"OMP_WAIT_POLICY": given} if given else {})
+    names = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+    code += f"print(*map(os.environ.get, {names}))"
+    rest = {name: value for name, value in os.environ.items() if name not in names}
     command = [sys.executable, "-c", code]
-    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == (given or "PASSIVE")
+    said = subprocess.run(command, env=rest | given, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == expected

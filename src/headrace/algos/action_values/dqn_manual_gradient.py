@@ -1,16 +1,17 @@
 """DQN's loss with an explicit gradient, for small networks on the CPU.
 
 `dqn.loss` is the reference: results agree within rounding (`tests/models/test_dqn_gradient.py`).
-This needs fewer operations, and one vector holds all parameters.
+This needs fewer operations, some of them NumPy's, whose overhead is lower than torch's, and one
+vector holds all parameters.
 """
 
 import itertools
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from headrace.algos.action_values import dqn
-from headrace.algos.action_values.q_learning import loss_of_outputs
+from headrace.algos.base import Metrics
 from headrace.batch import Minibatch
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
@@ -49,16 +50,27 @@ class Gradient(FlatParameters):
         self._net = Dense([*net, linear(self, model.actor)])
 
     @torch.no_grad()
-    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    @np.errstate(all="ignore")  # as in torch: the gradient's norm shows what is not finite
+    def __call__(self, minibatch: Minibatch) -> Metrics:
         """Fill `flat`. `dqn.loss` documents the minibatch and the metrics."""
         seen = self._policy.normalized(minibatch["obs"])
         values = self._net.forward(self._encoder(seen).to(self.flat.dtype))
         action = minibatch["action"].unsqueeze(1)
-        value = values.gather(1, action)
-        _, metrics = loss_of_outputs(self._policy.returns, value, minibatch)
+        value = values.gather(1, action).squeeze(1).numpy()
+        weight = minibatch["weight"].numpy()
+        share = minibatch["share"].numpy() if "share" in minibatch else weight
+        error = value - minibatch["target"].numpy()
         # Huber's loss has the error, clipped to ±1, for its gradient.
-        error = value - minibatch["target"].unsqueeze(1)
-        of_value = error.clamp_(-1, 1).mul_(minibatch["weight"].unsqueeze(1))
+        clipped = np.clip(error, -1, 1)
+        of_value = clipped * weight
+        away = np.abs(error)
+        metrics = {
+            "td_error": float(away @ share),
+            "mean_value": float(value @ share),
+            "loss": float(of_value @ (error - 0.5 * clipped)),
+            "error": torch.from_numpy(away),
+        }
+        of_value = torch.from_numpy(of_value).unsqueeze(1)
         self._net.output_gradient.zero_().scatter_(1, action, of_value)
         self._net.fill()
         return metrics
