@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.algos.critics.sac import SAC
-from headrace.algos.critics.shared import loss_of_outputs, soft_loss
+from headrace.algos.critics.shared import loss_of_rows, soft_loss
 from headrace.algos.critics.td3 import TD3
 from headrace.batch import Minibatch, Obs
 from headrace.models.critics.actor import ActorNetwork, ActorPolicy
@@ -76,8 +76,8 @@ class CriticsGradient(FlatParameters):
         critics, weight, target = self._critics, minibatch["weight"], minibatch["target"]
         x = join(critics.encoder(minibatch["seen"]), minibatch["action"], self.flat.dtype)
         outputs = self._net.forward(x.expand(critics.num_critics, *x.shape))
-        _, metrics = loss_of_outputs(critics.estimate, outputs, target, minibatch)
-        signal = critics.estimate.loss_gradient(outputs, target)
+        loss, signal = critics.estimate.loss_and_gradient(outputs, target)
+        _, metrics = loss_of_rows(loss, critics.estimate, outputs, target, minibatch)
         torch.mul(signal, weight.unsqueeze(-1), out=self._net.output_gradient)
         self._net.fill()
         return metrics

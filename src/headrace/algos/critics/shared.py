@@ -124,7 +124,14 @@ def loss_of_outputs(
     of: Estimate, outputs: Tensor, target: Tensor, minibatch: Minibatch
 ) -> tuple[Tensor, Metrics]:
     """Return `critics_loss` from the critics' outputs `[E, B, K]`."""
-    total = (of.loss(outputs, target) * minibatch["weight"]).sum()
+    return loss_of_rows(of.loss(outputs, target), of, outputs, target, minibatch)
+
+
+def loss_of_rows(
+    loss: Tensor, of: Estimate, outputs: Tensor, target: Tensor, minibatch: Minibatch
+) -> tuple[Tensor, Metrics]:
+    """Return `critics_loss` from the losses `[B]` of rows."""
+    total = (loss * minibatch["weight"]).sum()
     with torch.no_grad():
         values = of.mean(outputs)
         error = values - target.mean(-1)

@@ -142,7 +142,8 @@ class Quantiles(ValueDistribution):
         predicted = outputs.unsqueeze(-1).expand(-1, -1, self.num_atoms)
         aims = target.unsqueeze(-2).expand_as(predicted)
         huber = nn.functional.smooth_l1_loss(predicted, aims, reduction="none")
-        weight = (self.share.unsqueeze(-1) - (aims < predicted).to(huber.dtype)).abs()
+        share = self.share.unsqueeze(-1)
+        weight = torch.where(aims < predicted, 1 - share, share)
         loss: Tensor = (weight * huber).mean(-1).sum(-1)
         return loss
 

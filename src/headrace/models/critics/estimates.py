@@ -45,8 +45,8 @@ class Estimate(nn.Module, ABC):
         """Return the loss `[B]` of outputs against targets `[B, K']`, summed over critics."""
 
     @abstractmethod
-    def loss_gradient(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Return the gradient `[E, B, K]` of each row's `loss` by its outputs."""
+    def loss_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `loss`, and the gradient `[E, B, K]` of each row's by its outputs."""
 
     @abstractmethod
     def improvement_gradient(self, outputs: Tensor) -> Tensor:
@@ -70,8 +70,9 @@ class LeastValue(Estimate):
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         return (outputs - target).square().sum((0, -1))
 
-    def loss_gradient(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return 2 * (outputs - target)
+    def loss_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        error = outputs - target
+        return error.square().sum((0, -1)), 2 * error
 
     def improvement_gradient(self, outputs: Tensor) -> Tensor:
         is_least = (outputs == outputs.amin(0)).to(outputs.dtype)
@@ -157,11 +158,17 @@ class TruncatedQuantiles(Estimate):
         loss: Tensor = (weight * huber).mean((-2, -1)).sum(0)
         return loss
 
-    def loss_gradient(self, outputs: Tensor, target: Tensor) -> Tensor:
+    def loss_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         predicted, aims, weight = self._pairs(outputs, target)
-        # Huber's loss has the error, clipped to ±1, for its gradient.
-        of_pairs = (predicted - aims).clamp_(-1, 1).mul_(weight)
-        return of_pairs.mean(-1).div_(self.num_outputs)
+        # Huber's loss has the error, clipped to ±1, for its gradient: it is their product, less
+        # half of the gradient's square.
+        error = predicted - aims
+        clipped = error.clamp(-1, 1)
+        error.sub_(clipped, alpha=0.5)
+        of_pairs = clipped.mul_(weight)
+        loss = torch.linalg.vecdot(of_pairs.flatten(-2), error.flatten(-2)).sum(0)
+        num_pairs = self.num_outputs * target.shape[-1]
+        return loss.div_(num_pairs), of_pairs.mean(-1).div_(self.num_outputs)
 
     def improvement_gradient(self, outputs: Tensor) -> Tensor:
         return torch.full_like(outputs, 1 / (len(outputs) * self.num_outputs))
@@ -171,7 +178,8 @@ class TruncatedQuantiles(Estimate):
         shape = *outputs.shape, target.shape[-1]
         predicted = outputs.unsqueeze(-1).expand(shape)
         aims = target.unsqueeze(-2).expand(shape)
-        weight = (self.share.unsqueeze(-1) - (aims < predicted).to(outputs.dtype)).abs()
+        share = self.share.unsqueeze(-1)
+        weight = torch.where(aims < predicted, 1 - share, share)
         return predicted, aims, weight
 
 
