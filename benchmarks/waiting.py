@@ -1,9 +1,10 @@
 """How threads of math wait for each other: env steps per second of SAC, by how long they spin.
 
-A thread without work spins for a while, and then gives its core up. GOMP_SPINCOUNT says for how
-long: Headrace sets it to 1,000, some tens of microseconds; 0 gives the core up at once; 300,000,
-some milliseconds, is the library's own. Measured on an idle machine, and beside a process that
-keeps one core busy. The work is that of `continuous.py`, with fewer env steps.
+A thread without work spins for a while, and then gives its core up. GOMP_SPINCOUNT says how often
+it spins: 1,000 times with Headrace (some tens of microseconds), 300,000 times by the library's
+default (some milliseconds), and with 0 not at all. A learner with one thread is beside them.
+Measured on an idle machine, and beside a process that keeps a core busy. The work is that of
+`continuous.py`, with fewer env steps.
 """
 
 import dataclasses
@@ -15,11 +16,11 @@ from benchmarks.harness.one_turn import Work
 from benchmarks.peers.continuous_works import headrace_flags
 
 ENV_STEPS = 1_280
-SPINS = {"no spinning": "0", "300,000": "300000"}
+SPINS = {"no spinning": "0", "300,000 spins": "300000"}
 
 
 def comparison(title, *before):
-    """Build a table, whose commands have these words before them."""
+    """Build a table. `before` is put before each command."""
     flags = headrace_flags("sac", ENV_STEPS)
     all_cores = [*flags, "--learner-threads", str(cores())]
     default = contestants.headrace("Headrace", all_cores, cores())

@@ -16,7 +16,8 @@ for _number, _handler in (
 # Two processes of this suite share two cores; idle threads of the math libraries would spin.
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # these two as `headrace` sets them, before
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # torch is imported
 
 from pathlib import Path
 

@@ -145,14 +145,18 @@ def _filled_in(word: str, given: dict[str, str]) -> str:
     return word
 
 
+_LEFT_OUT = "PYTHONDONTWRITEBYTECODE", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+
+
 def _surroundings(scratch: Path, threads: int) -> dict[str, str]:
     """Environment variables: `benchmarks` is found, and what libraries leave behind is removed.
 
+    How threads wait is for each contestant to say: `import headrace` here has set it for Headrace.
     Python may keep what it compiles, as it does by default: what pip installed is compiled already,
     and Headrace, where it is installed from its source, would be compiled with each start.
     """
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    kept = {name: v for name, v in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     more = {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     return kept | more | dict.fromkeys(names, str(threads))
 

@@ -12,7 +12,7 @@ BLOCK = NUM_ENVS * NUM_STEPS
 """Env steps between blocks of gradient steps, of which each env step has one."""
 BATCH_SIZE = 256
 REPLAY_SIZE = 100_000
-LEARNING_STARTS = 512
+LEARNING_STARTS = BLOCK  # so that rates count no env steps without a gradient step
 LR = 3e-4
 
 

@@ -44,7 +44,6 @@ def minibatch_for(policy, seen=SEEN, rows=ROWS):
         "target": target,
         "target_mean": target,
         "weight": torch.rand(rows, generator=generator) / rows,
-        "share": torch.rand(rows, generator=generator) / rows,
     }
 
 
@@ -91,6 +90,19 @@ def test_equals_the_page(seen, network, options, dtype):
             value = value.detach()
             given = torch.as_tensor(got[name], dtype=value.dtype)
             torch.testing.assert_close(given, value, rtol=limit, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("rows", [ROWS, 0])  # a rank may have none
+def test_metrics_are_means_by_share_where_rows_have_one(rows):
+    policy = policy_with(NETWORK)
+    minibatch = minibatch_for(policy, rows=rows)
+    minibatch["share"] = torch.rand(rows) / max(rows, 1)
+    expected, _ = of_the_page(policy, minibatch)
+    gradient = dqn_manual_gradient.Gradient(policy, NETWORK, CFG)
+    metrics = gradient(minibatch)
+    for name, value in expected.items():
+        given = torch.as_tensor(metrics[name], dtype=value.dtype)
+        torch.testing.assert_close(given, value.detach(), msg=name)
 
 
 @repeats("num_parts", [3, 1])

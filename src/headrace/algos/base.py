@@ -324,4 +324,4 @@ def mean_over_rows(of_rows: Mapping[str, Tensor], minibatch: Minibatch) -> dict[
 def _mean(values: list[Tensor | float]) -> Tensor:
     if any(isinstance(value, Tensor) for value in values):
         return torch.stack([torch.as_tensor(value) for value in values]).mean()
-    return torch.tensor(values).mean()
+    return torch.tensor(values, dtype=torch.float64).mean()

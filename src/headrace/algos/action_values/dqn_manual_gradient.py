@@ -1,8 +1,8 @@
 """DQN's loss with an explicit gradient, for small networks on the CPU.
 
 `dqn.loss` is the reference: results agree within rounding (`tests/models/test_dqn_gradient.py`).
-This needs fewer operations, some of them NumPy's, whose overhead is lower than torch's, and one
-vector holds all parameters.
+This needs fewer operations, and some are NumPy's, whose overhead is lower than torch's. One vector
+holds all parameters.
 """
 
 import itertools
@@ -63,14 +63,14 @@ class Gradient(FlatParameters):
         # Huber's loss has the error, clipped to ±1, for its gradient.
         clipped = np.clip(error, -1, 1)
         of_value = clipped * weight
-        away = np.abs(error)
+        distance = np.abs(error)
         metrics = {
-            "td_error": float(away @ share),
+            "td_error": float(distance @ share),
             "mean_value": float(value @ share),
             "loss": float(of_value @ (error - 0.5 * clipped)),
-            "error": torch.from_numpy(away),
+            "error": torch.from_numpy(distance),
         }
-        of_value = torch.from_numpy(of_value).unsqueeze(1)
-        self._net.output_gradient.zero_().scatter_(1, action, of_value)
+        signal = self._net.output_gradient.zero_()
+        signal.scatter_(1, action, torch.from_numpy(of_value).unsqueeze(1))
         self._net.fill()
         return metrics

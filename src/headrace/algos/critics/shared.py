@@ -130,7 +130,7 @@ def loss_of_outputs(
 def loss_of_rows(
     loss: Tensor, of: Estimate, outputs: Tensor, target: Tensor, minibatch: Minibatch
 ) -> tuple[Tensor, Metrics]:
-    """Return `critics_loss` from the losses `[B]` of rows."""
+    """Return `critics_loss`, given the loss of each row, `[B]`."""
     total = (loss * minibatch["weight"]).sum()
     with torch.no_grad():
         values = of.mean(outputs)

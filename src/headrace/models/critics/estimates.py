@@ -46,7 +46,7 @@ class Estimate(nn.Module, ABC):
 
     @abstractmethod
     def loss_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `loss`, and the gradient `[E, B, K]` of each row's by its outputs."""
+        """Return `loss`, and the gradient `[E, B, K]` of each row's loss by its outputs."""
 
     @abstractmethod
     def improvement_gradient(self, outputs: Tensor) -> Tensor:
@@ -160,13 +160,12 @@ class TruncatedQuantiles(Estimate):
 
     def loss_and_gradient(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         predicted, aims, weight = self._pairs(outputs, target)
-        # Huber's loss has the error, clipped to ±1, for its gradient: it is their product, less
-        # half of the gradient's square.
+        # The gradient of Huber's loss is the error e, clipped to ±1: c. The loss is c (e - c / 2).
         error = predicted - aims
         clipped = error.clamp(-1, 1)
-        error.sub_(clipped, alpha=0.5)
+        rest = error.sub_(clipped, alpha=0.5)
         of_pairs = clipped.mul_(weight)
-        loss = torch.linalg.vecdot(of_pairs.flatten(-2), error.flatten(-2)).sum(0)
+        loss = torch.linalg.vecdot(of_pairs.flatten(-2), rest.flatten(-2)).sum(0)
         num_pairs = self.num_outputs * target.shape[-1]
         return loss.div_(num_pairs), of_pairs.mean(-1).div_(self.num_outputs)
 
