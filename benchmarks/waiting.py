@@ -1,7 +1,7 @@
 """How threads of math wait for each other: env steps per second of SAC, by how long they spin.
 
 A thread without work spins for a while, and then gives its core up. GOMP_SPINCOUNT says how often
-it spins: 1,000 times with Headrace (some tens of microseconds), 300,000 times by the library's
+it spins: 2,000 times with Headrace (some tens of microseconds), 300,000 times by the library's
 default (some milliseconds), and with 0 not at all. A learner with one thread is beside them.
 Measured on an idle machine, and beside a process that keeps a core busy. The work is that of
 `continuous.py`, with fewer env steps.

@@ -17,7 +17,7 @@ for _number, _handler in (
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # these two as `headrace` sets them, before
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # torch is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # torch is imported
 
 from pathlib import Path
 

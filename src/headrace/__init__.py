@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 # when torch loads it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
     from headrace.algos.a2c import A2C as A2C

@@ -106,7 +106,7 @@ def test_every_metric_is_defined_in_the_docs(tmp_path, algo):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "PASSIVE 1000"),
+        ({}, "PASSIVE 2000"),
         ({"GOMP_SPINCOUNT": "5"}, "PASSIVE 5"),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None"),
     ],
