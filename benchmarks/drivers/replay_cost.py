@@ -42,7 +42,7 @@ def main():
     if not args.replay_size:
         small = without_buffer(args)
         found["buffer_mib"] = found["rss_mib"] - small["rss_mib"]
-        found |= resumed(run, args.env_steps)
+        found |= resumed(run)
     print(json.dumps(found))
 
 
@@ -59,9 +59,9 @@ def without_buffer(args):
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def resumed(run, env_steps):
+def resumed(run):
     """Seconds until it goes on, all parts built anew; seconds and MiB of its next checkpoint."""
-    before = mib(run.dir)
+    before, env_steps = mib(run.dir), run.summary["env_steps"]
     # There is nothing to do, and so nothing to save.
     began = time.perf_counter()
     headrace.resume(run.dir, total_env_steps=env_steps, quiet=True)
