@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 # Threads of a math library that wait for each other spin for some tens of microseconds, and then
 # give their core up. Without spinning, each product would begin by waking a thread: with small
-# networks two cores are then no faster than one. With long spinning they are several times as slow
-# as one where another process has a core as well (benchmarks/waiting.py). The library reads this
-# when torch loads it.
+# networks two cores are then no faster than one. The longer they spin, the slower two cores are
+# where another process has a core as well (benchmarks/waiting.py). The library reads this when
+# torch loads it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
