@@ -47,6 +47,11 @@ def modules_of(algo, spec=SPEC, **settings):
     return algorithm.build(policy, spec, NETWORK, config, 1, SINGLE_RANK), config
 
 
+def of_sac(modules, target):
+    """What `sac.targets` needs, with other target critics."""
+    return {name: modules[name] for name in ("policy", "temperature")} | {"target": target}
+
+
 def rows_of(count=5, num_noise=4):
     torch.manual_seed(1)
     return {
@@ -81,7 +86,7 @@ def test_targets_of_sac_by_hand():
     modules, _ = modules_of("sac", ent_coef=0.5)
     rows = rows_of(2) | {"reward": torch.tensor([1.0, 2.0]), "discount": torch.tensor([0.5, 0.0])}
     critic = Critic([3.0, 7.0], [4.0, 5.0])  # the least: 3, 5
-    found = sac.targets(modules["policy"], critic, modules["temperature"], rows)
+    found = sac.targets(rows, **of_sac(modules, critic))
     head = modules["policy"].head
     params = modules["policy"](rows["next_obs"])[0]
     action, log_prob = (each.detach() for each in head.draw(params, rows["noise"][:, :2]))
@@ -95,7 +100,7 @@ def test_tqc_by_hand():
     rows = rows_of(1) | {"reward": torch.tensor([1.0]), "discount": torch.tensor([0.5])}
     of = TruncatedQuantiles(3, 1)
     critic = Critic([[3.0, 7.0, 1.0]], [[4.0, 5.0, 2.0]], estimate=of)  # without 7 and 5
-    found = sac.targets(modules["policy"], critic, modules["temperature"], rows)["target"]
+    found = sac.targets(rows, **of_sac(modules, critic))["target"]
     with torch.no_grad():
         params = modules["policy"](rows["next_obs"])[0]
         log_prob = modules["policy"].head.draw(params, rows["noise"][:, :2])[1]
@@ -133,12 +138,13 @@ def test_targets_of_td3_and_ddpg_by_hand():
     with torch.no_grad():
         policies[1].model.actor.bias.copy_(torch.tensor([0.0, 2.0]))  # not the policy's own
         best = policies[1](rows["next_obs"])[0].tanh()
-    found = td3.targets(*policies, critic, config, rows)
+    of = {"policy": policies[0], "target_policy": policies[1], "target": critic}
+    found = td3.targets(rows, **of, cfg=config)
     expected = (best + torch.tensor([[0.2, -0.3], [0.0, 0.3]])).clamp(-1, 1)
     torch.testing.assert_close(critic.action, expected)
     assert (critic.action == 1).any()
     assert found["target"].tolist() == [[1 + 0.5 * 3], [2.0]]
-    td3.targets(*policies, critic, DDPG(), rows)
+    td3.targets(rows, **of, cfg=DDPG())
     torch.testing.assert_close(critic.action, best)
 
 
@@ -482,7 +488,7 @@ def test_each_pass_of_critics_drops_other_units():
     for layer in (critics.dropout[0], target.dropout[0]):
         layer.register_forward_pre_hook(lambda _, args: used.append(args[1]))
     rows["row_keys"] = row_keys(torch.randn(4, USES))
-    rows |= sac.targets(policy, target, modules["temperature"], rows)
+    rows |= sac.targets(rows, **of_sac(modules, target))
     critics_loss(critics, rows, config)
     of = {"critics": critics, "temperature": modules["temperature"]}
     sac.actor_loss(policy, rows, config, **of)
@@ -507,7 +513,8 @@ def test_sac_of_choices_by_hand():
     def critic(obs):
         return outputs
 
-    found = sac_of_choices.targets(policy, critic, temperature, rows)["target"]
+    of = {"policy": policy, "target": critic, "temperature": temperature}
+    found = sac_of_choices.targets(rows, **of)["target"]
     value = (after * (least - 0.5 * after.log())).sum(-1)
     assert found[:, 0].tolist() == pytest.approx([1 + 0.5 * float(value[0]), 2.0])
     of = {"critics": critic, "temperature": temperature, "target_share": 0.7}
@@ -549,7 +556,8 @@ def test_targets_of_masked_choices_are_finite_whatever_alpha_is():
     rows = rows_of(2) | {"obs": obs, "next_obs": obs, "discount": torch.tensor([0.5, 0.5])}
     outputs = torch.tensor([[[1.0, 5.0, 3.0]] * 2]).unsqueeze(-1)
     policy, temperature = modules["policy"], modules["temperature"]
-    found = sac_of_choices.targets(policy, lambda obs: outputs, temperature, rows)["target"][:, 0]
+    of = {"policy": policy, "target": lambda obs: outputs, "temperature": temperature}
+    found = sac_of_choices.targets(rows, **of)["target"][:, 0]
     with torch.no_grad():
         p = policy(obs)[0][0].softmax(-1)[[0, 2]]
     value = (p * (torch.tensor([1.0, 3.0]) - 5.0 * p.log())).sum()

@@ -82,9 +82,9 @@ def test_the_targets_by_hand():
     policy = Values([2.0, 1.0], [0.0, 1.0])  # chooses 0, 1
     target = Values([3.0, 7.0], [5.0, 4.0])  # the largest: 7, 5
     of = rows(reward=[1.0, 2.0], discount=[0.5, 0.0])
-    found = dqn.targets(policy, target, of, DQN(double_q=True))
+    found = dqn.targets(of, policy=policy, target=target, cfg=DQN(double_q=True))
     assert found["target"].tolist() == [1 + 0.5 * 3, 2.0]
-    found = dqn.targets(policy, target, of, DQN(double_q=False))
+    found = dqn.targets(of, policy=policy, target=target, cfg=DQN(double_q=False))
     assert found["target"].tolist() == [1 + 0.5 * 7, 2.0]
 
 

@@ -1,11 +1,11 @@
-"""Gradients of SAC's and TD3's losses that are written out, against autograd's."""
+"""Gradients of SAC's and TD3's losses that are written out, against autograd's; and targets."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from headrace.config.algorithms import ALGORITHMS, GRADIENTS
+from headrace.config.algorithms import ALGORITHMS, GRADIENTS, TARGETS
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.learner.learner import loss_of
 from headrace.learner.optimizer import Optimizer
@@ -82,7 +82,8 @@ def assert_equals_autograd(spec, network, config, minibatch, dtype=torch.float32
     for got, wanted in ((found, expected), (own, gradients)):
         assert got.keys() == wanted.keys()
         for key, value in wanted.items():
-            torch.testing.assert_close(got[key], value.detach(), rtol=limit, atol=1e-6, msg=key)
+            given = torch.as_tensor(got[key], dtype=value.dtype)
+            torch.testing.assert_close(given, value.detach(), rtol=limit, atol=1e-6, msg=key)
 
 
 CASES = {
@@ -110,6 +111,55 @@ def test_equals_the_page(case, dtype):
     minibatch = minibatch_for(num_targets=46 if algo == "tqc" else 1)
     for spec in losses.values():
         assert_equals_autograd(spec, network, config, minibatch, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_targets_equal_the_page(case, dtype):
+    algo, of_network, settings = CASES[case]
+    network = replace(RELU, **of_network)
+    losses, _ = losses_for(algo, network, dtype=dtype, **settings)
+    reference = losses["critics"].prepare
+    path, _ = choose(TARGETS, reference, network)
+    of_path = path.make(network)
+    for seed, rows in ((1, ROWS), (2, ROWS), (3, 7)):  # also in the memory of the pass before
+        torch.manual_seed(seed)
+        minibatch = minibatch_for(rows=rows) | {
+            "next_obs": 3 * torch.randn(rows, *SEEN.shape),
+            "noise": torch.randn(rows, 16),
+            "reward": torch.randn(rows),
+            "discount": torch.rand(rows),
+        }
+        if algo == "td3":
+            minibatch["noise"] = minibatch["noise"][:, :3]
+        with torch.no_grad():
+            expected = reference(minibatch)
+        found = of_path(minibatch)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            limit = path.tolerance[dtype]
+            torch.testing.assert_close(found[key], value, rtol=limit, atol=limit, msg=key)
+
+
+def test_targets_follow_the_weights_that_gradients_moved_to_one_vector():
+    losses, config = losses_for("sac")
+    reference = losses["critics"].prepare
+    of_path = choose(TARGETS, reference, RELU)[0].make(RELU)
+    optimizer = Optimizer(
+        loss_of(losses["policy"], config, compiled=False), 0.0,
+        manual=choice(losses["policy"], RELU, config)[2],
+    )  # fmt: skip
+    rows = minibatch_for() | {
+        "next_obs": torch.randn(ROWS, 5),
+        "reward": torch.zeros(ROWS),
+        "discount": torch.ones(ROWS),
+    }
+    before = of_path(rows)["target"]
+    for _ in range(3):
+        optimizer.step(rows, 0.1)
+    expected, found = reference(rows)["target"], of_path(rows)["target"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found, before, rtol=1e-2)
 
 
 def test_a_deviation_at_its_bound_is_not_moved():
@@ -196,6 +246,7 @@ def test_other_networks_use_autograd(algo, network, settings, spaces, reason):
     losses, config = losses_for(algo, network, **spaces, **settings)
     for name in ("critics", "policy"):
         assert choice(losses[name], network, config)[:2] == (None, reason)
+    assert choose(TARGETS, losses["critics"].prepare, network) == (None, reason)
 
 
 def test_a_device_uses_autograd():

@@ -7,7 +7,7 @@ import torch
 
 from headrace.algos.action_values import dqn, dqn_manual_gradient
 from headrace.algos.action_values.dqn import DQN
-from headrace.config.algorithms import GRADIENTS
+from headrace.config.algorithms import GRADIENTS, TARGETS
 from headrace.learner.learner import loss_of
 from headrace.learner.optimizer import Optimizer
 from headrace.models.action_values.value_distributions import Quantiles
@@ -92,6 +92,35 @@ def test_equals_the_page(seen, network, options, dtype):
             torch.testing.assert_close(given, value, rtol=limit, atol=1e-7, msg=name)
 
 
+@pytest.mark.parametrize("double_q", [True, False])
+@pytest.mark.parametrize("layer_norm", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_targets_equal_the_page(double_q, layer_norm, dtype):
+    cfg = DQN(double_q=double_q)
+    torch.manual_seed(1)
+    policy, target = (policy_with(NETWORK, layer_norm=layer_norm).to(dtype) for _ in range(2))
+    target.requires_grad_(False)
+    for p in target.parameters():
+        p.add_(0.1 * torch.randn_like(p))
+    losses = dqn.DQNAlgorithm().losses({"policy": policy, "target": target}, cfg)
+    reference = losses["policy"].prepare
+    path, _ = choose(TARGETS, reference, NETWORK)
+    of_path = path.make(NETWORK)
+    dqn_manual_gradient.Gradient(policy, NETWORK, cfg)  # moves the weights before the first use
+    for rows in (ROWS, ROWS, 7, 0):
+        minibatch = {
+            "obs": 2 * torch.randn(rows, *SEEN.shape),
+            "next_obs": 2 * torch.randn(rows, *SEEN.shape),
+            "reward": torch.randn(rows),
+            "discount": torch.rand(rows),
+        }
+        expected, found = reference(minibatch), of_path(minibatch)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            limit = path.tolerance[dtype]
+            torch.testing.assert_close(found[name], value, rtol=limit, atol=limit, msg=name)
+
+
 @pytest.mark.parametrize("rows", [ROWS, 0])  # a rank may have none
 def test_metrics_are_means_by_share_where_rows_have_one(rows):
     policy = policy_with(NETWORK)
@@ -161,3 +190,12 @@ def test_other_networks_use_autograd(network, options, reason):
     network = Network(**{"activation": "relu"} | network)
     policy = policy_with(network, **options)
     assert choose(GRADIENTS, dqn.loss, policy, network, CFG) == (None, reason)
+    losses = dqn.DQNAlgorithm().losses({"policy": policy, "target": policy}, CFG)
+    assert choose(TARGETS, losses["policy"].prepare, network) == (None, reason)
+
+
+def test_a_mask_uses_the_page_s_targets():
+    seen = Space("dict", parts=(("obs", SEEN), ("mask", Space("multi_binary", (5,), "int8"))))
+    policy = policy_with(NETWORK, spec=EnvSpec("test", seen, SPEC.action, mask_key="mask"))
+    losses = dqn.DQNAlgorithm().losses({"policy": policy, "target": policy}, CFG)
+    assert choose(TARGETS, losses["policy"].prepare, NETWORK) == (None, "an action mask")

@@ -163,7 +163,7 @@ def test_dqn_s_target_is_the_reward_alone_where_nothing_is_allowed_next():
     mask[1, 2] = 1
     rows = {"next_obs": {"obs": torch.randn(2, 6), "mask": mask}}
     rows |= {"reward": torch.tensor([3.0, 3.0]), "discount": torch.tensor([0.5, 0.5])}
-    found = dqn.targets(policy, policy, rows, dqn.DQN())["target"]
+    found = dqn.targets(rows, policy=policy, target=policy, cfg=dqn.DQN())["target"]
     value = policy.outputs(rows["next_obs"])[1, 2, 0].detach()
     assert found.tolist() == pytest.approx([3.0, 3.0 + 0.5 * float(value)])
 

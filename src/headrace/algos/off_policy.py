@@ -172,26 +172,35 @@ def _uniformly(ctx: UpdateContext[Any], steps: range, num_normal: int) -> Draws:
         ctx.lap("learn")
         count = min(draws, steps.stop - first)
         drawn, sizes = replay.draw(ctx.seed, first, count, cfg.batch_size)
+        returns = replay.returns(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
         ctx.lap("replay")
         parts = [sizes[i : i + at_once] for i in range(0, len(sizes), at_once)]
+        counts = [sum(part) for part in parts]
+        pieces = zip(*(torch.split_with_sizes(of, counts) for of in returns), strict=True)
         step = first
-        for part, rows in zip(parts, drawn.split([sum(part) for part in parts]), strict=True):
-            for minibatch in _minibatches(ctx, rows, part, step, num_normal):
+        for part, rows, of_part in zip(parts, drawn.split(counts), pieces, strict=True):
+            for minibatch in _minibatches(ctx, rows, of_part, part, step, num_normal):
                 yield step, *minibatch
                 step += 1
 
 
 def _minibatches(
-    ctx: UpdateContext[Any], drawn: Rows, sizes: list[int], first: int, num_normal: int
+    ctx: UpdateContext[Any],
+    drawn: Rows,
+    returns: tuple[Tensor, ...],
+    sizes: list[int],
+    first: int,
+    num_normal: int,
 ) -> Iterator[tuple[Rows, Minibatch]]:
     """Gather the transitions of rows, and cut them into those of each gradient step from `first`.
 
     Args:
+        returns: of these rows, from `ReplayBuffer.returns`.
         sizes: rows of each gradient step.
     """
     cfg = ctx.config
     ctx.lap("learn")
-    columns = replay_of(ctx).transitions(drawn, cfg.n_step, cfg.gamma, ctx.policy.scaled)
+    columns = replay_of(ctx).with_returns(drawn, *returns)
     columns["weight"] = torch.full_like(columns["reward"], _row_weight(ctx))
     if num_normal or cfg.hindsight:
         steps = torch.arange(first, first + len(sizes)).repeat_interleave(torch.tensor(sizes))

@@ -13,7 +13,7 @@ from headrace.algos.action_values.pqn import PQNAlgorithm
 from headrace.algos.appo import APPOAlgorithm
 from headrace.algos.base import Algorithm, AlgorithmConfig
 from headrace.algos.critics import manual_gradient as of_critics
-from headrace.algos.critics import sac, td3
+from headrace.algos.critics import manual_targets, sac, td3
 from headrace.algos.critics.crossq import CrossQAlgorithm
 from headrace.algos.critics.sac import DROQAlgorithm, REDQAlgorithm, SACAlgorithm, TQCAlgorithm
 from headrace.algos.critics.shared import critics_loss
@@ -64,6 +64,15 @@ GRADIENTS = [
     for loss, unsupported, make in _WRITTEN_OUT
 ]
 """Gradients that are written out, in place of autograd's of a loss."""
+TARGETS = [
+    FastPath("manual", targets, unsupported, make, {torch.float32: 1e-4, torch.float64: 1e-6})
+    for targets, unsupported, make in (
+        (sac.targets, manual_targets.unsupported, manual_targets.SACTargets),
+        (td3.targets, manual_targets.unsupported, manual_targets.TD3Targets),
+        (dqn.targets, dqn_manual_gradient.unsupported_targets, dqn_manual_gradient.Targets),
+    )
+]
+"""What computes the targets of a minibatch in place of the algorithm's own function."""
 
 AlgorithmLike = str | type[Algorithm[Any]] | Algorithm[Any]
 """A name in `ALGORITHMS`, `module:Name`, or an algorithm itself."""

@@ -13,7 +13,7 @@ from headrace.algos.base import EpochsConfig, LossSpec, Metrics, Named, Recordab
 from headrace.algos.schedules import in_force
 from headrace.algos.targets import most_rows
 from headrace.batch import Fragment, Minibatch, each, join, one_of_each, select
-from headrace.config.algorithms import GRADIENTS
+from headrace.config.algorithms import GRADIENTS, TARGETS
 from headrace.config.policies import DEFAULT, sides_of
 from headrace.config.settings import Settings
 from headrace.device_seeding import permutations as permutations_on_device
@@ -128,6 +128,10 @@ class PolicyLearner:
     def _step_of(self, name: str, spec: LossSpec) -> Recordable:
         """Return the gradient step of a loss: (`minibatch`, `lr`) -> metrics."""
         optimizer, prepare = self.optimizers[name], spec.prepare
+        if prepare is not None and not self._settings.run.compile:
+            network = self._settings.network
+            path, _ = choose(TARGETS, prepare, network)
+            prepare = path.make(network) if path else prepare
 
         def step(of: Named) -> Named:
             minibatch = of["minibatch"]

@@ -16,6 +16,7 @@ from headrace.device_seeding import replay_draws
 from headrace.distributed.of_envs import OfEnvs
 from headrace.distributed.ranks import SINGLE_RANK, Ranks
 from headrace.replay import hindsight
+from headrace.replay.frames import continues, side_by_side
 from headrace.replay.hindsight import Episodes, GoalReward
 from headrace.replay.memory import check_room, frames_in, obs_bytes, zeros_in_file
 from headrace.replay.priorities import Priorities, own_rows
@@ -209,8 +210,8 @@ class ReplayBuffer(OfEnvs):
         if self.older:
             obs, last = _frames(batch.obs), _frames(last_obs)
             is_new[0] = lost | (before == 0)
-            is_new[1:] = ~_continues(obs[1:], obs[:-1], 2)
-            last_is_new = ~_continues(last, obs[last_step, column], 1)
+            is_new[1:] = ~continues(obs[1:], obs[:-1], 2)
+            last_is_new = ~continues(last, obs[last_step, column], 1)
         # Rows that are no steps: those of older frames, and that of an episode's last observation
         extra = self.older * is_new.long()
         extra[last_step + 1, column] += 1 + self.older * last_is_new
@@ -413,7 +414,13 @@ class ReplayBuffer(OfEnvs):
         Returns:
             `obs, action, next_obs` of rows `[..., *shape]`; `reward` and `discount`, see `returns`.
         """
-        reward, discount, following = self.returns(rows, n_step, gamma, scaled)
+        return self.with_returns(rows, *self.returns(rows, n_step, gamma, scaled))
+
+    @torch.no_grad()
+    def with_returns(
+        self, rows: Rows, reward: Tensor, discount: Tensor, following: Tensor
+    ) -> Minibatch:
+        """Return `transitions`, given what `returns` says of these rows."""
         return {
             "obs": self.observations(rows.number, rows.env),
             "action": self.action[rows.number % self.capacity, rows.env],
@@ -422,6 +429,7 @@ class ReplayBuffer(OfEnvs):
             "next_obs": self.observations(following, rows.env),
         }
 
+    @torch.no_grad()
     def returns(
         self, rows: Rows, n_step: int, gamma: float, scaled: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -477,24 +485,10 @@ class ReplayBuffer(OfEnvs):
         }
         named = {key: obs.unflatten(0, at.shape) for key, obs in named.items()}
         if self.older:
-            # The frames of a pixel side by side, as convolutions read them: each network that sees
-            # the stacks would copy them otherwise.
-            axis = at.dim() - 1
-            named = {k: torch.stack(o.unbind(axis), -1).movedim(-1, axis) for k, o in named.items()}
+            named = {key: side_by_side(obs, at.dim() - 1) for key, obs in named.items()}
         return named[""] if list(named) == [""] else named
 
 
 def _frames(obs: Obs) -> Tensor:
     assert isinstance(obs, Tensor)
     return obs
-
-
-def _continues(stack: Tensor, before: Tensor, dims: int) -> Tensor:
-    """Return `[...]`: where frames `[..., k, *shape]` are those of `before`, and a newer one.
-
-    Args:
-        dims: of `[...]`.
-    """
-    now, earlier = stack.flatten(dims + 1), before.flatten(dims + 1)
-    same: Tensor = (now[..., :-1, :] == earlier[..., 1:, :]).all(-1).all(-1)
-    return same

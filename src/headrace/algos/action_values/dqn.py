@@ -102,7 +102,7 @@ def loss(policy: QPolicy, minibatch: Minibatch, cfg: DQN) -> tuple[Tensor, Metri
 
 
 @torch.no_grad()
-def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: DQN) -> Minibatch:
+def targets(rows: Minibatch, *, policy: QPolicy, target: QPolicy, cfg: DQN) -> Minibatch:
     """Return the targets of transitions, from `ValueDistribution.target`."""
     # y = r + γ Q_target(s', argmax_a Q(s', a));  without double_q: the argmax of Q_target
     # (van Hasselt et al. 2016, arXiv:1509.06461)
@@ -172,7 +172,7 @@ class DQNAlgorithm(QLearning[DQN]):
         of, targets_of = loss, targets
         if policy.state_size:
             of, targets_of = recurrent_dqn.loss, recurrent_dqn.targets
-        of_rows = partial(targets_of, policy, target, cfg=config)
+        of_rows = partial(targets_of, policy=policy, target=target, cfg=config)
         return {
             "policy": LossSpec(of, policy, config.max_grad_norm, config.adam_eps, prepare=of_rows)
         }

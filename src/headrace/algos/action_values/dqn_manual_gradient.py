@@ -1,14 +1,17 @@
-"""DQN's loss with an explicit gradient, for small networks on the CPU.
+"""DQN's targets, and its loss with an explicit gradient, for small networks on the CPU.
 
-`dqn.loss` is the reference: results agree within rounding (`tests/models/test_dqn_gradient.py`).
-This needs fewer operations, and some are NumPy's, whose overhead is lower than torch's. One vector
-holds all parameters.
+`dqn.targets` and `dqn.loss` are the references: results agree within rounding
+(`tests/models/test_dqn_gradient.py`). These need fewer operations, and some are NumPy's, whose
+overhead is lower than torch's. One vector holds all parameters.
 """
 
+import functools
 import itertools
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from headrace.algos.action_values import dqn
 from headrace.algos.base import Metrics
@@ -17,7 +20,7 @@ from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
 from headrace.models.action_values.value_distributions import MeanOnly
 from headrace.models.manual import dense
-from headrace.models.manual.dense import Dense, linear
+from headrace.models.manual.dense import Dense, Layer, linear
 from headrace.models.manual.flat import FlatParameters
 from headrace.models.policy import Network
 
@@ -36,6 +39,53 @@ def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
     return dense.unsupported(network, [model.encoder], model.actor.weight, reasons)
 
 
+def unsupported_targets(network: Network, *, policy: QPolicy, cfg: dqn.DQN, **_: Any) -> str:
+    """Return the reason why `Targets` cannot replace `dqn.targets`, or ""."""
+    return "an action mask" if policy.masks else unsupported(policy, network, cfg)
+
+
+def _layers(model: nn.Module, network: Network, flat: FlatParameters | None) -> list[Layer]:
+    """Return the layers of a network; without `flat` they get no gradient."""
+    assert isinstance(model, QNetwork)
+    hidden = itertools.zip_longest(model.trunk.layers, model.trunk.norms)
+    layers = [linear(flat, layer, network.activation, norm) for layer, norm in hidden]
+    return [*layers, linear(flat, model.actor)]
+
+
+class Targets:
+    """A replacement of `dqn.targets`."""
+
+    def __init__(self, network: Network, *, policy: QPolicy, target: QPolicy, cfg: dqn.DQN) -> None:
+        self._network, self._cfg = network, cfg
+        self._policy, self._target = policy, target
+
+    @functools.cached_property
+    def _nets(self) -> tuple[Dense, Dense]:
+        """The layers of both networks, read at the first use: a gradient may move the weights."""
+        of_policy, of_target = (
+            Dense(_layers(policy.model, self._network, None))
+            for policy in (self._policy, self._target)
+        )
+        return of_policy, of_target
+
+    @torch.no_grad()
+    @np.errstate(all="ignore")
+    def __call__(self, rows: Minibatch) -> Minibatch:
+        """Return what `dqn.targets` documents."""
+        model = self._target.model
+        assert isinstance(model, QNetwork)
+        seen = model.features(self._policy.normalized(rows["next_obs"]))
+        of_policy, of_target = self._nets
+        values = of_target.forward(seen).numpy()
+        if self._cfg.double_q:
+            best = of_policy.forward(seen).numpy().argmax(-1)
+            value = values[np.arange(len(best)), best]
+        else:
+            value = values.max(-1)
+        target = torch.addcmul(rows["reward"], rows["discount"], torch.from_numpy(value))
+        return {"target": target, "target_mean": target}
+
+
 class Gradient(FlatParameters):
     """A `ManualGradient` of `dqn.loss`. All parameters become views of one vector."""
 
@@ -43,11 +93,9 @@ class Gradient(FlatParameters):
         model = policy.model
         assert isinstance(model, QNetwork)
         self._policy, self._encoder = policy, model.encoder
-        layers, norms = [*model.trunk.layers, model.actor], [*model.trunk.norms]
-        super().__init__([p for layer in (*layers, *norms) for p in (layer.weight, layer.bias)])
-        hidden = itertools.zip_longest(model.trunk.layers, norms)
-        net = [linear(self, layer, network.activation, norm) for layer, norm in hidden]
-        self._net = Dense([*net, linear(self, model.actor)])
+        parts = *model.trunk.layers, model.actor, *model.trunk.norms
+        super().__init__([p for part in parts for p in (part.weight, part.bias)])
+        self._net = Dense(_layers(model, network, self))
 
     @torch.no_grad()
     @np.errstate(all="ignore")  # as in torch: the gradient's norm shows what is not finite

@@ -30,7 +30,7 @@ def loss(policy: QPolicy, minibatch: Minibatch, cfg: Any) -> tuple[Tensor, Metri
 
 
 @torch.no_grad()
-def targets(policy: QPolicy, target: QPolicy, rows: Minibatch, cfg: Any) -> Minibatch:
+def targets(rows: Minibatch, *, policy: QPolicy, target: QPolicy, cfg: Any) -> Minibatch:
     """Return the targets of the rows of sequences, as `dqn.targets`, `[length * B, ...]`."""
     sequence = sequence_of(rows)
     outputs = target.outputs_of_sequence(*sequence, cfg.burn_in)

@@ -2,25 +2,26 @@
 
 `critics_loss` (`shared.py`), and the losses of the policy and the temperature (`sac.py`, `td3.py`)
 are the references: results agree within rounding (`tests/models/test_critics_gradient.py`). These
-need fewer operations, and one vector holds all parameters of a module. Left out: targets, which
-need no gradient.
+need fewer operations, and one vector holds all parameters of a module. Left out: targets
+(`manual_targets.py`).
 """
 
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.algos.base import Metrics
 from headrace.algos.critics.sac import SAC
-from headrace.algos.critics.shared import loss_of_rows, soft_loss
+from headrace.algos.critics.shared import loss_of_rows
 from headrace.algos.critics.td3 import TD3
 from headrace.batch import Minibatch, Obs
 from headrace.models.critics.actor import ActorNetwork, ActorPolicy
 from headrace.models.critics.critics import Critics, join
-from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.critics.temperature import Temperature
-from headrace.models.manual import dense
+from headrace.models.manual import dense, squashed
 from headrace.models.manual.dense import Dense, Layer, batched, linear
 from headrace.models.manual.flat import FlatParameters
 from headrace.models.policy import Network
@@ -50,7 +51,7 @@ def policy_unsupported(
     return unsupported(critics, network, cfg)
 
 
-def _layers(
+def layers_of(
     critics: Critics, network: Network, flat: FlatParameters | None = None, first: int | None = None
 ) -> list[Layer]:
     """Return the layers of so many first critics; `flat` as in `batched`."""
@@ -68,9 +69,10 @@ class CriticsGradient(FlatParameters):
     def __init__(self, critics: Critics, network: Network, cfg: Any) -> None:
         super().__init__(list(critics.layers.parameters()))
         self._critics = critics
-        self._net = Dense(_layers(critics, network, flat=self))
+        self._net = Dense(layers_of(critics, network, flat=self))
 
     @torch.no_grad()
+    @np.errstate(all="ignore")  # as in torch: the gradient's norm shows what is not finite
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Fill `flat`. `critics_loss` documents the minibatch and the metrics."""
         critics, weight, target = self._critics, minibatch["weight"], minibatch["target"]
@@ -108,7 +110,7 @@ class PolicyGradient(FlatParameters):
 
         They are read at the first gradient: another `FlatParameters` may move their weights before.
         """
-        return Dense(_layers(self._critics, self._network, first=self._num_critics))
+        return Dense(layers_of(self._critics, self._network, first=self._num_critics))
 
     def _params(self, obs: Obs) -> tuple[Obs, Tensor]:
         """Return normalized observations, and the parameters of the head."""
@@ -127,7 +129,7 @@ class PolicyGradient(FlatParameters):
         outputs = self._of_critics.forward(x.expand(self._num_critics, *x.shape))
         value = estimate.to_improve(outputs)
         self._of_critics.output_gradient.copy_(estimate.improvement_gradient(outputs))
-        return value, self._of_critics.of_input().sum(0)[:, -action.shape[-1] :]
+        return value, self._of_critics.of_input(action.shape[-1]).sum(0)
 
 
 class SACGradient(PolicyGradient):
@@ -146,21 +148,23 @@ class SACGradient(PolicyGradient):
         self._temperature, self._cfg = temperature, cfg
 
     @torch.no_grad()
-    def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    @np.errstate(all="ignore")  # as in torch: the gradient's norm shows what is not finite
+    def __call__(self, minibatch: Minibatch) -> Metrics:
         """Fill `flat`. `sac.actor_loss` documents the minibatch and the metrics."""
-        head, weight, size = self._policy.head, minibatch["weight"], self._policy.num_draws
-        assert isinstance(head, SquashedGaussian)
+        size, weight = self._policy.num_draws, minibatch["weight"].numpy()
+        share = minibatch["share"].numpy() if "share" in minibatch else weight
         seen, params = self._params(minibatch["obs"])
-        normal = minibatch["noise"][:, size : 2 * size]
-        action, log_prob = head.draw(params, normal)
-        value, of_value = self._value(seen, action)
-        target = self._cfg.target_entropy * size
-        _, metrics = soft_loss(self._temperature, log_prob, value, minibatch, target)
-        weight = weight.unsqueeze(-1)
-        of_action, of_log_prob = -weight * of_value, weight * self._temperature()
-        signal = head.draw_gradient(params, normal, action, of_action, of_log_prob)
-        self._fill(signal)
-        return metrics
+        normal = minibatch["noise"][:, size : 2 * size].numpy()
+        action, log_prob, pull = squashed.draw(params.numpy(), normal)
+        value, of_value = self._value(seen, torch.from_numpy(action))
+        temperature = float(self._temperature())
+        column = weight[:, None]
+        self._fill(torch.from_numpy(pull(-column * of_value.numpy(), temperature * column)))
+        return {
+            "actor_loss": float((temperature * log_prob - value.numpy()) @ weight),
+            "entropy": -float(log_prob @ share),
+            "missing_entropy": torch.from_numpy(log_prob + self._cfg.target_entropy * size),
+        }
 
 
 class TD3Gradient(PolicyGradient):
@@ -172,6 +176,7 @@ class TD3Gradient(PolicyGradient):
         super().__init__(policy, network, critics, first=1)
 
     @torch.no_grad()
+    @np.errstate(all="ignore")
     def __call__(self, minibatch: Minibatch) -> dict[str, Tensor]:
         """Fill `flat`. `td3.actor_loss` documents the minibatch and the metrics."""
         weight = minibatch["weight"]

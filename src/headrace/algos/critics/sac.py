@@ -128,7 +128,7 @@ def temperature_loss(
 
 @torch.no_grad()
 def targets(
-    policy: ActorPolicy, target: Critics, temperature: Temperature, rows: Minibatch
+    rows: Minibatch, *, policy: ActorPolicy, target: Critics, temperature: Temperature
 ) -> Minibatch:
     """Return the targets of transitions, and normalized observations."""
     # y = r + γ (min_i Q_target_i(s', a') - α log π(a' | s')),  a' ~ π(. | s');  TQC: a y for each
@@ -216,7 +216,7 @@ class SACAlgorithm(WithCritics[SAC]):
             share = config.target_entropy_share
             of_actor = partial(sac_of_choices.actor_loss, **of, target_share=share)
             of_rows = sac_of_choices.targets
-        of_rows = partial(of_rows, policy, named["target"], temperature)
+        of_rows = partial(of_rows, policy=policy, target=named["target"], temperature=temperature)
         of_critics = critics_loss
         if policy.state_size:
             of_actor = partial(recurrent_sac.actor_loss, **of)

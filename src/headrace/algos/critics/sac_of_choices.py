@@ -53,7 +53,7 @@ def actor_loss(
 
 @torch.no_grad()
 def targets(
-    policy: ActorPolicy, target: Critics, temperature: Temperature, rows: Minibatch
+    rows: Minibatch, *, policy: ActorPolicy, target: Critics, temperature: Temperature
 ) -> Minibatch:
     """Return the targets of transitions, and normalized observations."""
     # y = r + γ Σ_a π(a | s') (min_i Q_target_i(s', a) - α log π(a | s'))

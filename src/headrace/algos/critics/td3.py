@@ -77,25 +77,32 @@ def actor_loss(
 
 @torch.no_grad()
 def targets(
+    rows: Minibatch,
+    *,
     policy: ActorPolicy,
     target_policy: ActorPolicy,
     target: Critics,
     cfg: TD3,
-    rows: Minibatch,
 ) -> Minibatch:
     """Return the targets of transitions, and normalized observations."""
     # y = r + γ min_i Q_target_i(s', a'),  a' = clip(π_target(s') + clip(noise))
     next_obs = rows["next_obs"]
-    action = target_policy.head.mode(target_policy(next_obs)[0])
-    if cfg.target_noise:
-        most = cfg.target_noise_clip
-        action = (action + (cfg.target_noise * rows["noise"]).clamp(-most, most)).clamp(-1, 1)
+    action = noisy(target_policy.head.mode(target_policy(next_obs)[0]), rows, cfg)
     value = target(policy.normalized(next_obs), action).amin(0)
     reward, discount = rows["reward"].unsqueeze(-1), rows["discount"].unsqueeze(-1)
     return {
         "target": torch.addcmul(reward, discount, value),
         "seen": policy.normalized(rows["obs"]),
     }
+
+
+def noisy(action: Tensor, rows: Minibatch, cfg: TD3) -> Tensor:
+    """Return actions with the noise of targets, in [-1, 1]."""
+    if not cfg.target_noise:
+        return action
+    most = cfg.target_noise_clip
+    noise: Tensor = (cfg.target_noise * rows["noise"]).clamp(-most, most)
+    return (action + noise).clamp(-1, 1)
 
 
 class TD3Algorithm(WithCritics[TD3]):
@@ -127,7 +134,13 @@ class TD3Algorithm(WithCritics[TD3]):
     def losses(self, modules: Modules, config: TD3) -> dict[str, LossSpec]:
         named: dict[str, Any] = dict(modules)
         policy, critics = named["policy"], named["critics"]
-        of_rows = partial(targets, policy, named["target_policy"], named["target"], config)
+        of_rows = partial(
+            targets,
+            policy=policy,
+            target_policy=named["target_policy"],
+            target=named["target"],
+            cfg=config,
+        )
         of_actor = partial(actor_loss, critics=critics)
         most, eps = config.max_grad_norm, config.adam_eps
         return {

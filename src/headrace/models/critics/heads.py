@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headrace.models.distributions import Categorical, Head
 
-_LOG_STD = (-20.0, 2.0)  # bounds, as in Haarnoja's code and Stable-Baselines3
+LOG_STD = (-20.0, 2.0)  # bounds, as in Haarnoja's code and Stable-Baselines3
 _LARGEST = 1 - 2**-20  # of an action whose tanh is to be undone
 
 
@@ -99,30 +99,6 @@ class SquashedGaussian(ExploringHead):
         before = mean + log_std.exp() * normal
         return before.tanh(), _log_prob(before, normal, log_std)
 
-    def draw_gradient(
-        self,
-        params: Tensor,
-        normal: Tensor,
-        action: Tensor,
-        of_action: Tensor,
-        of_log_prob: Tensor,
-    ) -> Tensor:
-        """Return the gradient of `params`, from those of what `draw` returned.
-
-        Args:
-            action: what `draw` returned.
-            of_action: `[..., size]`.
-            of_log_prob: `[..., 1]`.
-        """
-        # With u = mean + std * normal and a = tanh u: da/du = 1 - a². The log-probability has
-        # -log(1 - tanh(u)²), with the derivative 2 a, and -log std, with -1.
-        log_std = params.chunk(2, -1)[1]
-        of_before = of_action * (1 - action.square()) + of_log_prob * (2 * action)
-        std = log_std.clamp(*_LOG_STD).exp()
-        of_log_std = of_before * std * normal - of_log_prob
-        inside = (log_std >= _LOG_STD[0]) & (log_std <= _LOG_STD[1])
-        return torch.cat((of_before, of_log_std * inside), -1)
-
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of `action`, and minus it: the entropy has no closed form."""
         mean, log_std = self._gaussian(params)
@@ -132,7 +108,7 @@ class SquashedGaussian(ExploringHead):
 
     def _gaussian(self, params: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = params.chunk(2, -1)
-        return mean, log_std.clamp(*_LOG_STD)
+        return mean, log_std.clamp(*LOG_STD)
 
     def _explore(self, params: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = self._gaussian(params)

@@ -6,29 +6,50 @@ Left out: losses (`algos/`), and the two trunks of actor and critic (`actor_crit
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.models.manual.flat import FlatParameters
 from headrace.models.networks import NORM_EPS
 from headrace.models.policy import Network
 
+_FEW_COLUMNS = 8
+"""Products with so few columns are NumPy's: MKL takes 2 to 20 times as long for them. With two
+threads and thousands of rows, it takes a fifth less for 5 columns or more."""
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Write the product of two matrices, or of two batches of them, to `out`."""
+    if out.shape[-1] <= _FEW_COLUMNS:
+        np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+    elif a.shape[-1] == 1:
+        torch.mul(a, b, out=out)
+    elif a.dim() == 2:
+        torch.mm(a, b, out=out)
+    else:
+        torch.bmm(a, b, out=out)
+
+
+def _tanh(sums: Tensor) -> None:
+    array = sums.numpy()
+    np.tanh(array, out=array)  # torch's takes longer on some CPUs
+
 
 class Activation(NamedTuple):
     """An activation and its derivative, both in place.
 
     Attributes:
-        apply: replaces an array of sums by activations.
+        apply: replaces sums by activations.
         pull: (gradient of the activations, activations, sums) -> None: replaces that gradient
             by the gradient of the sums.
         needs_sums: whether the derivative needs sums as well as activations.
     """
 
-    apply: Callable[[NDArray[Any]], Any]
+    apply: Callable[[Tensor], Any]
     pull: Callable[[Tensor, Tensor, Tensor | None], Any]
     needs_sums: bool = False
 
@@ -38,19 +59,14 @@ _of_relu = torch.ops.aten.threshold_backward.grad_input
 _of_elu = torch.ops.aten.elu_backward.grad_input
 _of_silu = torch.ops.aten.silu_backward.grad_input
 ACTIVATIONS = {
-    "tanh": Activation(  # torch's tanh takes longer on some CPUs
-        lambda x: np.tanh(x, out=x), lambda signal, h, _: _of_tanh(signal, h, grad_input=signal)
-    ),
-    "relu": Activation(
-        lambda x: np.maximum(x, 0, out=x),
-        lambda signal, h, _: _of_relu(signal, h, 0, grad_input=signal),
-    ),
+    "tanh": Activation(_tanh, lambda signal, h, _: _of_tanh(signal, h, grad_input=signal)),
+    "relu": Activation(torch.relu_, lambda signal, h, _: _of_relu(signal, h, 0, grad_input=signal)),
     "elu": Activation(
-        lambda x: nn.functional.elu_(torch.from_numpy(x)),
+        nn.functional.elu_,
         lambda signal, h, _: _of_elu(signal, 1, 1, 1, True, h, grad_input=signal),
     ),
     "silu": Activation(
-        lambda x: nn.functional.silu(torch.from_numpy(x), inplace=True),
+        partial(nn.functional.silu, inplace=True),
         lambda signal, _, x: _of_silu(signal, x, grad_input=signal),
         needs_sums=True,
     ),
@@ -118,17 +134,30 @@ def _activation(name: str | None) -> Activation | None:
 
 
 def linear(
-    flat: FlatParameters, layer: Any, activation: str | None = None, norm: nn.Module | None = None
+    flat: FlatParameters | None,
+    layer: Any,
+    activation: str | None = None,
+    norm: nn.Module | None = None,
 ) -> Layer:
-    """Return an `nn.Linear` whose parameters are in a vector, as a `Layer`."""
-    weight, of_weight = flat.value_and_gradient(layer.weight)
-    bias, of_bias = flat.value_and_gradient(layer.bias)
+    """Return an `nn.Linear` as a `Layer`.
+
+    Args:
+        flat: holds its parameters; None: it gets no gradient.
+        norm: before the activation; None: there is none.
+    """
+    of: Any = _value_alone if flat is None else flat.value_and_gradient
+    weight, of_weight = of(layer.weight)
+    bias, of_bias = of(layer.bias)
     of_norm = None
     if norm is not None:
-        gain, of_gain = flat.value_and_gradient(norm.weight)
-        shift, of_shift = flat.value_and_gradient(norm.bias)
+        gain, of_gain = of(norm.weight)
+        shift, of_shift = of(norm.bias)
         of_norm = Norm(gain, shift, of_gain, of_shift)
     return Layer(weight.t(), bias, of_weight, of_bias, True, _activation(activation), of_norm)
+
+
+def _value_alone(parameter: Tensor) -> tuple[Tensor, None]:
+    return parameter.detach(), None
 
 
 def linears(flat: FlatParameters, layers: Sequence[Any], activation: str) -> Layer:
@@ -178,13 +207,12 @@ class Dense:
         self._layers = layers
         self._backwards = [*enumerate(layers)][::-1]
         is_batched = self._is_batched = layers[0].weight.dim() == 3
-        self._product: Callable[..., Tensor] = torch.bmm if is_batched else torch.mm
         self._plus_product: Callable[..., Tensor] = torch.baddbmm if is_batched else torch.addmm
         self._back = [layer.weight.transpose(-1, -2) for layer in layers]
         self._rows = -1
         self._memory: list[Tensor] = []
-        # Of each layer, in the last pass: its output, also as an array
-        self._outputs: list[tuple[Tensor, NDArray[Any]]] = []
+        # Of each layer, in the last pass
+        self._outputs: list[Tensor] = []
         self._inputs = [torch.empty(0)] * (len(layers) + 1)
         # What derivatives of activations and of normalization need
         self._sums: list[Any] = [None] * len(layers)
@@ -202,17 +230,20 @@ class Dense:
             self._allocate(x.shape[-2])
         self._inputs[0] = x
         for number, layer in enumerate(self._layers):
-            out, array = self._outputs[number]
-            x = self._plus_product(layer.bias, x, layer.weight, out=out)
+            out = self._outputs[number]
+            if out.shape[-1] <= _FEW_COLUMNS:
+                _multiply(x, layer.weight, out)
+                x = out.add_(layer.bias)
+            else:
+                x = self._plus_product(layer.bias, x, layer.weight, out=out)
             if layer.norm is not None:
                 factors = layer.norm[:2]
                 x, mean, scale = torch.native_layer_norm(x, x.shape[-1:], *factors, NORM_EPS)
                 self._norms[number] = out, x.shape[-1:], mean, scale, *factors
-                array = x.numpy()
             if layer.activation is not None:
                 if layer.activation.needs_sums:
                     self._sums[number] = x.clone()
-                layer.activation.apply(array)
+                layer.activation.apply(x)
             self._inputs[number + 1] = x
         return x
 
@@ -220,21 +251,28 @@ class Dense:
         """Fill the gradients of all layers from `output_gradient`."""
         for number, layer in self._backwards:
             signal, transposed = self._of_sums(number, layer)
+            assert layer.of_weight is not None
             if layer.is_transposed:
-                self._product(transposed, self._inputs[number], out=layer.of_weight)
+                _multiply(transposed, self._inputs[number], layer.of_weight)
             else:
                 below = self._inputs[number].transpose(-1, -2)
-                self._product(below, signal, out=layer.of_weight)
+                _multiply(below, signal, layer.of_weight)
             torch.sum(signal, -2, keepdim=self._is_batched, out=layer.of_bias)
             if number:
-                self._product(signal, self._back[number], out=self._signals[number][0])
+                _multiply(signal, self._back[number], self._signals[number][0])
 
-    def of_input(self) -> Tensor:
-        """Return the gradient of the input, `[(E,) B, num_in]`, from `output_gradient`."""
-        for number, layer in self._backwards:
+    def of_input(self, size: int) -> Tensor:
+        """Return the gradient of the last numbers of the input, `[(E,) B, size]`.
+
+        It follows from `output_gradient`.
+        """
+        for number, layer in self._backwards[:-1]:
             signal, _ = self._of_sums(number, layer)
-            self._product(signal, self._back[number], out=self._signals[number][0])
-        return self._signals[0][0]
+            _multiply(signal, self._back[number], self._signals[number][0])
+        signal, _ = self._of_sums(0, self._layers[0])
+        of_last = signal.new_empty((*signal.shape[:-1], size))
+        _multiply(signal, self._back[0][..., -size:], of_last)
+        return of_last
 
     def _of_sums(self, number: int, layer: Layer) -> tuple[Tensor, Tensor]:
         """Return the gradient of a layer's sums from that of its output; and transposed."""
@@ -258,7 +296,7 @@ class Dense:
         self._rows = rows
         weights = [layer.weight for layer in self._layers]
         widths = [weight.shape[-1] for weight in weights]
-        widths = [*widths, weights[0].shape[-2], *widths]  # of outputs, and of all signals
+        widths = [*widths, 0, *widths]  # of outputs, and of all signals but that of the input
         shapes = [(*weights[0].shape[:-2], rows, width) for width in widths]
         if not self._memory or self._memory[0].numel() < math.prod(shapes[0]):
             self._memory = [weights[0].new_empty(math.prod(shape)) for shape in shapes]
@@ -269,6 +307,6 @@ class Dense:
             if signals[number].shape == outputs[number].shape:
                 # What a layer put out is no longer read then, and is still in the cache.
                 signals[number] = outputs[number]
-        self._outputs = [(out, out.numpy()) for out in outputs]
+        self._outputs = outputs
         self._signals = [(signal, signal.transpose(-1, -2)) for signal in signals]
         self.output_gradient = signals[-1]
