@@ -200,7 +200,8 @@ class Optimizer:
         if before is not None:
             gradient.flat.add_(before)
         self._over_ranks(gradient.flat)
-        norm = float(torch.linalg.vector_norm(gradient.flat))
+        values = gradient.flat.numpy()
+        norm = math.sqrt(values.dot(values))  # torch's norm takes three times as long
         shortening = self.max_grad_norm / (norm + 1e-6)
         if 0 < shortening < 1:
             gradient.flat.mul_(shortening)

@@ -76,13 +76,13 @@ class Targets:
         assert isinstance(model, QNetwork)
         seen = model.features(self._policy.normalized(rows["next_obs"]))
         of_policy, of_target = self._nets
-        values = of_target.forward(seen).numpy()
+        values = of_target.forward(seen)
         if self._cfg.double_q:
-            best = of_policy.forward(seen).numpy().argmax(-1)
-            value = values[np.arange(len(best)), best]
+            best = of_policy.forward(seen).argmax(-1, keepdim=True)
+            value = values.gather(-1, best).squeeze(-1)
         else:
-            value = values.max(-1)
-        target = torch.addcmul(rows["reward"], rows["discount"], torch.from_numpy(value))
+            value = values.amax(-1)
+        target = torch.addcmul(rows["reward"], rows["discount"], value)
         return {"target": target, "target_mean": target}
 
 
@@ -103,13 +103,13 @@ class Gradient(FlatParameters):
         """Fill `flat`. `dqn.loss` documents the minibatch and the metrics."""
         seen = self._policy.normalized(minibatch["obs"])
         values = self._net.forward(self._encoder(seen).to(self.flat.dtype))
-        action = minibatch["action"].unsqueeze(1)
-        value = values.gather(1, action).squeeze(1).numpy()
+        at = np.arange(len(values)), minibatch["action"].numpy()
+        value = values.numpy()[at]
         weight = minibatch["weight"].numpy()
         share = minibatch["share"].numpy() if "share" in minibatch else weight
         error = value - minibatch["target"].numpy()
         # Huber's loss has the error, clipped to ±1, for its gradient.
-        clipped = np.clip(error, -1, 1)
+        clipped = np.minimum(np.maximum(error, -1), 1)
         of_value = clipped * weight
         distance = np.abs(error)
         metrics = {
@@ -118,7 +118,8 @@ class Gradient(FlatParameters):
             "loss": float(of_value @ (error - 0.5 * clipped)),
             "error": torch.from_numpy(distance),
         }
-        signal = self._net.output_gradient.zero_()
-        signal.scatter_(1, action, torch.from_numpy(of_value).unsqueeze(1))
+        signal = self._net.output_gradient.numpy()
+        signal.fill(0)
+        signal[at] = of_value
         self._net.fill()
         return metrics

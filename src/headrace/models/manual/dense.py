@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headrace.models.manual.flat import FlatParameters
@@ -211,8 +212,9 @@ class Dense:
         self._back = [layer.weight.transpose(-1, -2) for layer in layers]
         self._rows = -1
         self._memory: list[Tensor] = []
-        # Of each layer, in the last pass
-        self._outputs: list[Tensor] = []
+        self._outputs: list[Tensor] = []  # of each layer, in the last pass
+        # Of each layer with few columns: weight, bias and output
+        self._arrays: list[tuple[NDArray[Any], ...] | None] = []
         self._inputs = [torch.empty(0)] * (len(layers) + 1)
         # What derivatives of activations and of normalization need
         self._sums: list[Any] = [None] * len(layers)
@@ -230,10 +232,12 @@ class Dense:
             self._allocate(x.shape[-2])
         self._inputs[0] = x
         for number, layer in enumerate(self._layers):
-            out = self._outputs[number]
-            if out.shape[-1] <= _FEW_COLUMNS:
-                _multiply(x, layer.weight, out)
-                x = out.add_(layer.bias)
+            out, arrays = self._outputs[number], self._arrays[number]
+            if arrays is not None:
+                weight, bias, array = arrays
+                np.matmul(x.numpy(), weight, out=array)
+                np.add(array, bias, out=array)
+                x = out
             else:
                 x = self._plus_product(layer.bias, x, layer.weight, out=out)
             if layer.norm is not None:
@@ -308,5 +312,11 @@ class Dense:
                 # What a layer put out is no longer read then, and is still in the cache.
                 signals[number] = outputs[number]
         self._outputs = outputs
+        self._arrays = [
+            (layer.weight.numpy(), layer.bias.numpy(), out.numpy())
+            if out.shape[-1] <= _FEW_COLUMNS
+            else None
+            for layer, out in zip(self._layers, outputs, strict=True)
+        ]
         self._signals = [(signal, signal.transpose(-1, -2)) for signal in signals]
         self.output_gradient = signals[-1]
