@@ -6,7 +6,6 @@ Left out: losses (`algos/`), and the two trunks of actor and critic (`actor_crit
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,34 +22,23 @@ _FEW_COLUMNS = 8
 threads and thousands of rows, it takes a fifth less for 5 columns or more."""
 
 
-def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Write the product of two matrices, or of two batches of them, to `out`."""
-    if out.shape[-1] <= _FEW_COLUMNS:
-        np.matmul(a.numpy(), b.numpy(), out=out.numpy())
-    elif a.shape[-1] == 1:
-        torch.mul(a, b, out=out)
-    elif a.dim() == 2:
-        torch.mm(a, b, out=out)
-    else:
-        torch.bmm(a, b, out=out)
-
-
-def _tanh(sums: Tensor) -> None:
-    array = sums.numpy()
-    np.tanh(array, out=array)  # torch's takes longer on some CPUs
+def _if_few(tensor: Tensor | None) -> NDArray[Any] | None:
+    """Return a tensor with few columns as an array, which has the same memory; else None."""
+    is_few = tensor is not None and tensor.shape[-1] <= _FEW_COLUMNS
+    return tensor.numpy() if is_few and tensor is not None else None
 
 
 class Activation(NamedTuple):
     """An activation and its derivative, both in place.
 
     Attributes:
-        apply: replaces sums by activations.
+        apply: (sums, the same as an array) -> None: replaces them by activations.
         pull: (gradient of the activations, activations, sums) -> None: replaces that gradient
             by the gradient of the sums.
         needs_sums: whether the derivative needs sums as well as activations.
     """
 
-    apply: Callable[[Tensor], Any]
+    apply: Callable[[Tensor, NDArray[Any]], Any]
     pull: Callable[[Tensor, Tensor, Tensor | None], Any]
     needs_sums: bool = False
 
@@ -60,14 +48,18 @@ _of_relu = torch.ops.aten.threshold_backward.grad_input
 _of_elu = torch.ops.aten.elu_backward.grad_input
 _of_silu = torch.ops.aten.silu_backward.grad_input
 ACTIVATIONS = {
-    "tanh": Activation(_tanh, lambda signal, h, _: _of_tanh(signal, h, grad_input=signal)),
-    "relu": Activation(torch.relu_, lambda signal, h, _: _of_relu(signal, h, 0, grad_input=signal)),
+    "tanh": Activation(  # torch's tanh takes longer on some CPUs, and NumPy's ReLU on others
+        lambda _, x: np.tanh(x, out=x), lambda signal, h, _: _of_tanh(signal, h, grad_input=signal)
+    ),
+    "relu": Activation(
+        lambda x, _: torch.relu_(x), lambda signal, h, _: _of_relu(signal, h, 0, grad_input=signal)
+    ),
     "elu": Activation(
-        nn.functional.elu_,
+        lambda x, _: nn.functional.elu_(x),
         lambda signal, h, _: _of_elu(signal, 1, 1, 1, True, h, grad_input=signal),
     ),
     "silu": Activation(
-        partial(nn.functional.silu, inplace=True),
+        lambda x, _: nn.functional.silu(x, inplace=True),
         lambda signal, _, x: _of_silu(signal, x, grad_input=signal),
         needs_sums=True,
     ),
@@ -208,13 +200,24 @@ class Dense:
         self._layers = layers
         self._backwards = [*enumerate(layers)][::-1]
         is_batched = self._is_batched = layers[0].weight.dim() == 3
+        self._product: Callable[..., Tensor] = torch.bmm if is_batched else torch.mm
         self._plus_product: Callable[..., Tensor] = torch.baddbmm if is_batched else torch.addmm
         self._back = [layer.weight.transpose(-1, -2) for layer in layers]
+        # MKL takes ten times as long as a product of each element where there is one column.
+        self._to_input: list[Callable[..., Tensor]] = [
+            torch.mul if layer.weight.shape[-1] == 1 else self._product for layer in layers
+        ]
+        self._few_of_weight = [_if_few(layer.of_weight) for layer in layers]
+        self._few_outputs = [
+            (layer.weight.numpy(), layer.bias.numpy())
+            if _if_few(layer.weight) is not None
+            else None
+            for layer in layers
+        ]
         self._rows = -1
         self._memory: list[Tensor] = []
-        self._outputs: list[Tensor] = []  # of each layer, in the last pass
-        # Of each layer with few columns: weight, bias and output
-        self._arrays: list[tuple[NDArray[Any], ...] | None] = []
+        # Of each layer, in the last pass: its output, also as an array
+        self._outputs: list[tuple[Tensor, NDArray[Any]]] = []
         self._inputs = [torch.empty(0)] * (len(layers) + 1)
         # What derivatives of activations and of normalization need
         self._sums: list[Any] = [None] * len(layers)
@@ -232,22 +235,23 @@ class Dense:
             self._allocate(x.shape[-2])
         self._inputs[0] = x
         for number, layer in enumerate(self._layers):
-            out, arrays = self._outputs[number], self._arrays[number]
-            if arrays is not None:
-                weight, bias, array = arrays
-                np.matmul(x.numpy(), weight, out=array)
-                np.add(array, bias, out=array)
-                x = out
-            else:
+            out, array = self._outputs[number]
+            few = self._few_outputs[number]
+            if few is None:
                 x = self._plus_product(layer.bias, x, layer.weight, out=out)
+            else:
+                np.matmul(x.numpy(), few[0], out=array)
+                np.add(array, few[1], out=array)
+                x = out
             if layer.norm is not None:
                 factors = layer.norm[:2]
                 x, mean, scale = torch.native_layer_norm(x, x.shape[-1:], *factors, NORM_EPS)
                 self._norms[number] = out, x.shape[-1:], mean, scale, *factors
+                array = x.numpy()
             if layer.activation is not None:
                 if layer.activation.needs_sums:
                     self._sums[number] = x.clone()
-                layer.activation.apply(x)
+                layer.activation.apply(x, array)
             self._inputs[number + 1] = x
         return x
 
@@ -255,15 +259,17 @@ class Dense:
         """Fill the gradients of all layers from `output_gradient`."""
         for number, layer in self._backwards:
             signal, transposed = self._of_sums(number, layer)
-            assert layer.of_weight is not None
-            if layer.is_transposed:
-                _multiply(transposed, self._inputs[number], layer.of_weight)
+            a, b = transposed, self._inputs[number]
+            if not layer.is_transposed:
+                a, b = b.transpose(-1, -2), signal
+            few = self._few_of_weight[number]
+            if few is None:
+                self._product(a, b, out=layer.of_weight)
             else:
-                below = self._inputs[number].transpose(-1, -2)
-                _multiply(below, signal, layer.of_weight)
+                np.matmul(a.numpy(), b.numpy(), out=few)
             torch.sum(signal, -2, keepdim=self._is_batched, out=layer.of_bias)
             if number:
-                _multiply(signal, self._back[number], self._signals[number][0])
+                self._to_input[number](signal, self._back[number], out=self._signals[number][0])
 
     def of_input(self, size: int) -> Tensor:
         """Return the gradient of the last numbers of the input, `[(E,) B, size]`.
@@ -272,11 +278,12 @@ class Dense:
         """
         for number, layer in self._backwards[:-1]:
             signal, _ = self._of_sums(number, layer)
-            _multiply(signal, self._back[number], self._signals[number][0])
+            self._to_input[number](signal, self._back[number], out=self._signals[number][0])
         signal, _ = self._of_sums(0, self._layers[0])
-        of_last = signal.new_empty((*signal.shape[:-1], size))
-        _multiply(signal, self._back[0][..., -size:], of_last)
-        return of_last
+        back = self._back[0][..., -size:]
+        if size <= _FEW_COLUMNS:
+            return torch.from_numpy(np.matmul(signal.numpy(), back.numpy()))
+        return self._to_input[0](signal, back)
 
     def _of_sums(self, number: int, layer: Layer) -> tuple[Tensor, Tensor]:
         """Return the gradient of a layer's sums from that of its output; and transposed."""
@@ -311,12 +318,6 @@ class Dense:
             if signals[number].shape == outputs[number].shape:
                 # What a layer put out is no longer read then, and is still in the cache.
                 signals[number] = outputs[number]
-        self._outputs = outputs
-        self._arrays = [
-            (layer.weight.numpy(), layer.bias.numpy(), out.numpy())
-            if out.shape[-1] <= _FEW_COLUMNS
-            else None
-            for layer, out in zip(self._layers, outputs, strict=True)
-        ]
+        self._outputs = [(out, out.numpy()) for out in outputs]
         self._signals = [(signal, signal.transpose(-1, -2)) for signal in signals]
         self.output_gradient = signals[-1]
