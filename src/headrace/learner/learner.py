@@ -27,7 +27,7 @@ from headrace.learner.optimizer import GradientSteps, Loss, Optimizer, Outside, 
 from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
-from headrace.models.fast_paths import choose, describe_choice
+from headrace.models.fast_paths import choose, describe_choice, replaced
 from headrace.models.policy import Network, Policy, torch_seed
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.hindsight import GoalReward
@@ -95,8 +95,7 @@ class PolicyLearner:
         self._learned = LearnedState(self.modules, self.optimizers, ranks)
         self._graphs: dict[str, Recorded] = {}
         self._steps = {loss: self._step_of(loss, spec) for loss, spec in losses.items()}
-        self._counted = next(iter(losses))
-        self.version = self.learner_steps = 0
+        self._counted, self.version, self.learner_steps = next(iter(losses)), 0, 0
         # Of the update under way, which may have to be made again after the loss of another rank
         self._steps_made, self._steps_to_skip, self._has_normalized = 0, 0, False
         self.return_so_far = torch.zeros(rows, device=device)
@@ -127,11 +126,8 @@ class PolicyLearner:
 
     def _step_of(self, name: str, spec: LossSpec) -> Recordable:
         """Return the gradient step of a loss: (`minibatch`, `lr`) -> metrics."""
-        optimizer, prepare = self.optimizers[name], spec.prepare
-        if prepare is not None and not self._settings.run.compile:
-            network = self._settings.network
-            path, _ = choose(TARGETS, prepare, network)
-            prepare = path.make(network) if path else prepare
+        optimizer = self.optimizers[name]
+        prepare = replaced(TARGETS, spec.prepare, self._settings.network)
 
         def step(of: Named) -> Named:
             minibatch = of["minibatch"]
@@ -235,8 +231,8 @@ class PolicyLearner:
 
     def _step(self, loss: str, minibatch: Minibatch, lr: float) -> Metrics:
         if loss not in self._steps:
-            losses = ", ".join(self._steps)
-            raise ConfigError(f"step({loss!r}, ...): expected a loss of the algorithm: {losses}.")
+            known = ", ".join(self._steps)
+            raise ConfigError(f"step({loss!r}, ...): expected a loss of the algorithm: {known}.")
         if self._steps_to_skip:  # made before a rank was lost
             self._steps_to_skip -= 1
             return {}

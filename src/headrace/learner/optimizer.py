@@ -201,7 +201,8 @@ class Optimizer:
             gradient.flat.add_(before)
         self._over_ranks(gradient.flat)
         values = gradient.flat.numpy()
-        norm = math.sqrt(values.dot(values))  # torch's norm takes three times as long
+        with np.errstate(all="ignore"):  # a norm that is not finite masks the step
+            norm = math.sqrt(values.dot(values))  # torch's norm takes three times as long
         shortening = self.max_grad_norm / (norm + 1e-6)
         if 0 < shortening < 1:
             gradient.flat.mul_(shortening)

@@ -72,6 +72,16 @@ def choose(
     return None, reason
 
 
+def replaced(
+    paths: Sequence[FastPath], reference: Callable[..., Any] | None, *arguments: Any
+) -> Callable[..., Any] | None:
+    """Return what the path that `choose` returns makes; without one, the reference."""
+    if reference is None:
+        return None
+    path, _ = choose(paths, reference, *arguments)
+    return path.make(*arguments) if path else reference
+
+
 def describe_choice(path: FastPath | None, reference: str, reason: str) -> str:
     """Return a path's name; without a path, the reference and the reason."""
     return path.name if path else reference + (f" ({reason})" if reason else "")
