@@ -77,7 +77,8 @@ def test_losses_and_targets_are_those_of_single_rows(parts):
             action, log_prob = policy.head.draw(params[at][None], normal[None])
             value = target.outputs(of_target[at][None], action).amin(0)[0, 0] - 0.5 * log_prob[0]
             expected[t, b] = rows["reward"][t, b] + rows["discount"][t, b] * value
-    found = recurrent_sac.targets(policy, target, modules["temperature"], config, rows)["target"]
+    of = {"policy": policy, "target": target, "temperature": modules["temperature"]}
+    found = recurrent_sac.targets(rows, **of, cfg=config)["target"]
     torch.testing.assert_close(found.view(LENGTH, B), expected.detach())
 
     rows |= {"target": found}
@@ -102,7 +103,8 @@ def test_each_loss_moves_its_own_module(parts):
     assert all(parameter.grad is None for parameter in critics.parameters())
     assert all(parameter.grad is not None for parameter in policy.parameters())
     policy.zero_grad(set_to_none=True)
-    rows |= recurrent_sac.targets(policy, modules["target"], modules["temperature"], config, rows)
+    of = {name: modules[name] for name in ("target", "temperature")}
+    rows |= recurrent_sac.targets(rows, policy=policy, **of, cfg=config)
     recurrent_sac.critics_loss(critics, rows, config, policy=policy)[0].backward()
     assert all(parameter.grad is None for parameter in policy.parameters())
     assert all(parameter.grad is not None for parameter in critics.parameters())

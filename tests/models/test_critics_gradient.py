@@ -7,9 +7,11 @@ import torch
 
 from headrace.config.algorithms import ALGORITHMS, GRADIENTS, TARGETS
 from headrace.distributed.ranks import SINGLE_RANK
-from headrace.learner.learner import loss_of
-from headrace.learner.optimizer import Optimizer
+from headrace.learner.optimizer import Optimizer, loss_of
+from headrace.models.critics.actor import ActorNetwork, ActorPolicy
+from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.fast_paths import choose
+from headrace.models.manual import squashed
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space
 from tests.models.test_manual_gradient import by_itself
@@ -120,12 +122,14 @@ def test_targets_equal_the_page(case, dtype):
     network = replace(RELU, **of_network)
     losses, _ = losses_for(algo, network, dtype=dtype, **settings)
     reference = losses["critics"].prepare
-    for name in {"target", "target_policy"} & reference.keywords.keys():
-        for p in reference.keywords[name].parameters():  # unlike what they are copies of
+    of = reference.keywords
+    for module in (of["target"], *([of["target_policy"]] if "target_policy" in of else [])):
+        for p in module.parameters():  # unlike what they are copies of
             p.add_(0.1 * torch.randn_like(p))
     path, _ = choose(TARGETS, reference, network)
     of_path = path.make(network)
-    for seed, rows in ((1, ROWS), (2, ROWS), (3, 7)):  # also in the memory of the pass before
+    pairs = []
+    for seed, rows in ((1, ROWS), (2, ROWS), (3, 7), (4, 0)):  # a rank may have none
         torch.manual_seed(seed)
         minibatch = minibatch_for(rows=rows) | {
             "next_obs": 3 * torch.randn(rows, *SEEN.shape),
@@ -137,7 +141,8 @@ def test_targets_equal_the_page(case, dtype):
             minibatch["noise"] = minibatch["noise"][:, :3]
         with torch.no_grad():
             expected = reference(minibatch)
-        found = of_path(minibatch)
+        pairs.append((of_path(minibatch), expected))
+    for found, expected in pairs:  # after all passes, which use the same memory
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             limit = path.tolerance[dtype]
@@ -258,6 +263,9 @@ def test_a_device_uses_autograd():
         spec.module.to("meta")
     for spec in losses.values():
         assert choice(spec, RELU, config)[:2] == (None, "on a GPU")
+    reference = losses["critics"].prepare
+    reference.keywords["target"].to("meta")
+    assert choose(TARGETS, reference, RELU) == (None, "on a GPU")
 
 
 @pytest.mark.parametrize(
@@ -280,3 +288,43 @@ def test_which_losses_are_written_out(algo, core, action, written_out):
     losses, config = losses_for(algo, network, action=action)
     found = [name for name, spec in losses.items() if choice(spec, network, config)[0]]
     assert " ".join(found) == written_out
+    prepare = losses["critics"].prepare if "critics" in losses else None
+    has_targets = algo in ("sac", "td3", "td3bc") and core == "none" and action is ACTION
+    assert (choose(TARGETS, prepare, network)[0] is not None) == has_targets
+
+
+class Louder(SquashedGaussian):
+    """Draws in its own way."""
+
+
+def test_networks_and_distributions_of_one_s_own_use_autograd():
+    spec, config = EnvSpec("test", SEEN, ACTION), ALGORITHMS["sac"].Config(learning_starts=0)
+    elu = replace(RELU, activation="elu")
+    # Headrace's network by another's hand: its settings are not the run's
+    made = ActorPolicy(spec, RELU, SquashedGaussian(3), lambda _: ActorNetwork(spec, elu, 6))
+    louder = ActorPolicy(spec, RELU, Louder(3))
+    reasons = (made, "a network of your own"), (louder, "a distribution of its own")
+    for policy, reason in reasons:
+        modules = ALGORITHMS["sac"].build(policy, spec, RELU, config, 1, SINGLE_RANK)
+        losses = ALGORITHMS["sac"].losses(modules, config)
+        assert choice(losses["policy"], RELU, config)[:2] == (None, reason)
+        assert choose(TARGETS, losses["critics"].prepare, RELU) == (None, reason)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_squashed_gaussian_is_the_reference_s_also_far_out(dtype):
+    head, size = SquashedGaussian(3).to(dtype), 3
+    torch.manual_seed(0)
+    mean = torch.tensor([-50.0, -3.0, 0.0, 1e-3, 3.0, 50.0], dtype=dtype).repeat(40)
+    log_std = torch.tensor([-50.0, -20.0, -1.0, 0.0, 2.0, 9.0], dtype=dtype).repeat_interleave(40)
+    params = torch.cat((mean.view(-1, size), log_std.view(-1, size)), -1).requires_grad_()
+    normal = torch.randn(len(params), size, dtype=dtype)
+    action, log_prob = head.draw(params, normal)
+    signal = torch.randn_like(action), torch.randn_like(log_prob)
+    (gradient,) = torch.autograd.grad((action, log_prob), params, signal)
+    found = squashed.draw(params.detach().numpy(), normal.numpy())
+    limit = {torch.float32: 1e-4, torch.float64: 1e-9}[dtype]
+    of_params = found[2](signal[0].numpy(), signal[1].unsqueeze(-1).numpy())
+    for got, wanted in ((found[0], action), (found[1], log_prob), (of_params, gradient)):
+        given, wanted = torch.from_numpy(got), wanted.detach()
+        torch.testing.assert_close(given, wanted, rtol=limit, atol=limit)

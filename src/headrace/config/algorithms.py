@@ -50,7 +50,8 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         IQLAlgorithm(),
     )
 }
-_WRITTEN_OUT: list[tuple[Callable[..., Any], Callable[..., str], Callable[..., Any]]] = [
+_Paths = list[tuple[Callable[..., Any], Callable[..., str], Callable[..., Any]]]
+_GRADIENTS: _Paths = [
     (ppo.loss, manual_gradient.unsupported, manual_gradient.PPOGradient),
     (a2c.loss, manual_gradient.unsupported, manual_gradient.A2CGradient),
     (dqn.loss, dqn_manual_gradient.unsupported, dqn_manual_gradient.Gradient),
@@ -59,19 +60,21 @@ _WRITTEN_OUT: list[tuple[Callable[..., Any], Callable[..., str], Callable[..., A
     (td3.actor_loss, of_critics.policy_unsupported, of_critics.TD3Gradient),
     (sac.temperature_loss, of_critics.temperature_unsupported, of_critics.TemperatureGradient),
 ]
-GRADIENTS = [
-    FastPath("manual", loss, unsupported, make, {torch.float32: 1e-4, torch.float64: 1e-6})
-    for loss, unsupported, make in _WRITTEN_OUT
+_TARGETS: _Paths = [
+    (sac.targets, manual_targets.unsupported, manual_targets.SACTargets),
+    (td3.targets, manual_targets.unsupported, manual_targets.TD3Targets),
+    (dqn.targets, dqn_manual_gradient.unsupported_targets, dqn_manual_gradient.Targets),
 ]
+
+
+def _manual(paths: _Paths) -> list[FastPath]:
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6}
+    return [FastPath("manual", *path, tolerance) for path in paths]
+
+
+GRADIENTS = _manual(_GRADIENTS)
 """Gradients that are written out, in place of autograd's of a loss."""
-TARGETS = [
-    FastPath("manual", targets, unsupported, make, {torch.float32: 1e-4, torch.float64: 1e-6})
-    for targets, unsupported, make in (
-        (sac.targets, manual_targets.unsupported, manual_targets.SACTargets),
-        (td3.targets, manual_targets.unsupported, manual_targets.TD3Targets),
-        (dqn.targets, dqn_manual_gradient.unsupported_targets, dqn_manual_gradient.Targets),
-    )
-]
+TARGETS = _manual(_TARGETS)
 """What computes the targets of a minibatch in place of the algorithm's own function."""
 
 AlgorithmLike = str | type[Algorithm[Any]] | Algorithm[Any]

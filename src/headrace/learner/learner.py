@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headrace.algos.base import EpochsConfig, LossSpec, Metrics, Named, Recordable, UpdateContext
 from headrace.algos.schedules import in_force
@@ -23,11 +23,11 @@ from headrace.errors import ConfigError
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.frozen import load_frozen, seed_of_weights, untrained_policy
 from headrace.learner.learned_state import LearnedState
-from headrace.learner.optimizer import GradientSteps, Loss, Optimizer, Outside, without_denormals
+from headrace.learner.optimizer import GradientSteps, Optimizer, Outside, loss_of, without_denormals
 from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
-from headrace.models.fast_paths import choose, describe_choice, replaced
+from headrace.models.fast_paths import choose, describe_choice, replacement
 from headrace.models.policy import Network, Policy, torch_seed
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.hindsight import GoalReward
@@ -37,15 +37,6 @@ from headrace.spec import Agents, EnvSpec
 from headrace.storage.checkpoint import Checkpoint, Section, SectionState, module_section
 
 _SHARED = "version", "learner_steps", "_steps_made", "_has_normalized", "_return_gamma"
-
-
-def loss_of(spec: LossSpec, config: Any, *, compiled: bool) -> Loss:
-    """Return a loss with these settings as a module."""
-
-    def function(module: nn.Module, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
-        return spec.function(module, minibatch, config)
-
-    return Loss(spec.module, function, compiled=compiled)
 
 
 class PolicyLearner:
@@ -95,7 +86,8 @@ class PolicyLearner:
         self._learned = LearnedState(self.modules, self.optimizers, ranks)
         self._graphs: dict[str, Recorded] = {}
         self._steps = {loss: self._step_of(loss, spec) for loss, spec in losses.items()}
-        self._counted, self.version, self.learner_steps = next(iter(losses)), 0, 0
+        self._counted = next(iter(losses))
+        self.version = self.learner_steps = 0
         # Of the update under way, which may have to be made again after the loss of another rank
         self._steps_made, self._steps_to_skip, self._has_normalized = 0, 0, False
         self.return_so_far = torch.zeros(rows, device=device)
@@ -126,8 +118,9 @@ class PolicyLearner:
 
     def _step_of(self, name: str, spec: LossSpec) -> Recordable:
         """Return the gradient step of a loss: (`minibatch`, `lr`) -> metrics."""
-        optimizer = self.optimizers[name]
-        prepare = replaced(TARGETS, spec.prepare, self._settings.network)
+        optimizer, prepare = self.optimizers[name], spec.prepare
+        if prepare is not None and not self._settings.run.compile:
+            prepare = replacement(TARGETS, prepare, self._settings.network)
 
         def step(of: Named) -> Named:
             minibatch = of["minibatch"]

@@ -1,6 +1,6 @@
 """Fast paths: faster replacements of a reference function, equal within a tolerance.
 
-Only `choose` decides which one runs. `config/algorithms.py` lists the fast paths of gradients.
+Only `choose` decides which one runs. `config/algorithms.py` lists those of gradients and targets.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,12 +72,10 @@ def choose(
     return None, reason
 
 
-def replaced(
-    paths: Sequence[FastPath], reference: Callable[..., Any] | None, *arguments: Any
-) -> Callable[..., Any] | None:
-    """Return what the path that `choose` returns makes; without one, the reference."""
-    if reference is None:
-        return None
+def replacement(
+    paths: Sequence[FastPath], reference: Callable[..., Any], *arguments: Any
+) -> Callable[..., Any]:
+    """Return what replaces `reference`, or itself where no path can."""
     path, _ = choose(paths, reference, *arguments)
     return path.make(*arguments) if path else reference
 

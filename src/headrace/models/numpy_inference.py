@@ -49,7 +49,7 @@ def why_not(
     reasons = {
         "--arithmetic plain": network.arithmetic == "plain",
         f"precision {network.precision}": network.precision != "fp32",
-        "a network of your own": not isinstance(policy.model, model),
+        "a network of your own": not (isinstance(policy.model, model) and policy.is_own),
         "a policy of its own kind": type(policy) is not kind,
         "a recurrent core": network.core != "none",
         "images": has_images(spec),

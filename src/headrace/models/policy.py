@@ -54,10 +54,10 @@ class Network:
     """Arithmetic of the network's products; weights, losses and gradients are fp32 in any case."""
     arithmetic: Literal["auto", "plain"] = "auto"
     """How small networks are computed; plain: by torch's own operations, one by one; auto: where
-    these take longer than the arithmetic itself, workers act by NumPy, and gradients are written
-    out instead of autograd's: the same but for rounding, on the CPU, in fp32, without images, with
-    a network of our own; on a GPU, a gradient step is a CUDA graph. A run can be repeated exactly
-    only with the same value."""
+    these take longer than the arithmetic itself, workers act by NumPy, and gradients and targets
+    are written out instead of autograd's: the same but for rounding, on the CPU, in fp32, without
+    images, with a network of our own; on a GPU, a gradient step is a CUDA graph. A run can be
+    repeated exactly only with the same value."""
 
     @property
     def state_size(self) -> int:
@@ -146,6 +146,7 @@ class Policy(nn.Module):
     Attributes:
         state_size: S, the size of the recurrent state of an env (`models/recurrent.py`), or 0. A
             recurrent policy's caller passes states in and receives the next ones.
+        is_own: whether the network is Headrace's own, made from these settings.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Policy(nn.Module):
         self.state_size = network.state_size
         self._spec, self._clip_reward = spec, network.clip_reward
         self._bf16 = network.precision == "bf16"
-        self._is_own = model is None
+        self.is_own = model is None
         head = head or head_for(spec.action, network.initial_log_std)
         own_or_made = own(spec, network) if model is None else made(model, spec, head.num_params)
         self.model, self.head = own_or_made, head
@@ -213,7 +214,7 @@ class Policy(nn.Module):
     def _input(self, obs: Obs) -> Any:
         """Return `normalized`; for a network of one's own, nested as the environment's own."""
         flat = self.normalized(obs)
-        return flat if self._is_own else nested(self._spec.seen, flat)
+        return flat if self.is_own else nested(self._spec.seen, flat)
 
     def forward(
         self, obs: Obs, state: Tensor | None = None, reset: Tensor | None = None

@@ -1,6 +1,7 @@
 """DQN's targets, and its loss with an explicit gradient, for small networks on the CPU.
 
-`dqn.targets` and `dqn.loss` are the references: results agree within rounding
+`dqn.targets` and `dqn.loss` are the references: results agree within rounding, but for a target
+whose two best actions have values that differ by less
 (`tests/models/test_dqn_gradient.py`). These need fewer operations, and some are NumPy's, whose
 overhead is lower than torch's. One vector holds all parameters.
 """
@@ -28,7 +29,7 @@ from headrace.models.policy import Network
 def unsupported(policy: QPolicy, network: Network, cfg: dqn.DQN) -> str:
     """Return the reason why `Gradient` cannot replace autograd, or ""."""
     model = policy.model
-    if not isinstance(model, QNetwork):
+    if type(model) is not QNetwork or not policy.is_own:
         return "a network of your own"
     reasons = {
         "a policy of its own kind": type(policy) is not QPolicy,
@@ -82,8 +83,7 @@ class Targets:
             value = values.gather(-1, best).squeeze(-1)
         else:
             value = values.amax(-1)
-        target = torch.addcmul(rows["reward"], rows["discount"], value)
-        return {"target": target, "target_mean": target}
+        return self._target.returns.target(value.unsqueeze(-1), rows["reward"], rows["discount"])
 
 
 class Gradient(FlatParameters):

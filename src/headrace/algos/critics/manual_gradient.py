@@ -20,6 +20,7 @@ from headrace.algos.critics.td3 import TD3
 from headrace.batch import Minibatch, Obs
 from headrace.models.critics.actor import ActorNetwork, ActorPolicy
 from headrace.models.critics.critics import Critics, join
+from headrace.models.critics.heads import NoisyAction, SquashedGaussian
 from headrace.models.critics.temperature import Temperature
 from headrace.models.manual import dense, squashed
 from headrace.models.manual.dense import Dense, Layer, batched, linear
@@ -44,11 +45,21 @@ def policy_unsupported(
     policy: ActorPolicy, network: Network, cfg: Any, *, critics: Critics, **_: Any
 ) -> str:
     """Return `unsupported` for the loss of a policy."""
-    if type(policy.model) is not ActorNetwork:
+    if type(policy.model) is not ActorNetwork or not policy.is_own:
         return "a network of your own"
     if type(policy) is not ActorPolicy:
         return "a policy of its own kind"
-    return unsupported(critics, network, cfg)
+    reason = unsupported(critics, network, cfg)
+    is_known = type(policy.head) in (SquashedGaussian, NoisyAction)
+    return reason or ("" if is_known else "a distribution of its own")
+
+
+def layers_of_actor(
+    model: ActorNetwork, network: Network, flat: FlatParameters | None = None
+) -> list[Layer]:
+    """Return the layers of a policy; `flat` as in `linear`."""
+    hidden = [linear(flat, layer, network.activation) for layer in model.trunk.layers]
+    return [*hidden, linear(flat, model.actor)]
 
 
 def layers_of(
@@ -100,8 +111,7 @@ class PolicyGradient(FlatParameters):
         layers = [*model.trunk.layers, model.actor]
         super().__init__([p for layer in layers for p in (layer.weight, layer.bias)])
         self._policy, self._critics, self._encoder = policy, critics, model.encoder
-        hidden = [linear(self, layer, network.activation) for layer in model.trunk.layers]
-        self._net = Dense([*hidden, linear(self, model.actor)])
+        self._net = Dense(layers_of_actor(model, network, self))
         self._network, self._num_critics = network, first or critics.num_critics
 
     @functools.cached_property

@@ -1,7 +1,7 @@
-"""The targets of SAC, TQC, REDQ and TD3 without autograd's operations, for the CPU.
+"""The targets of SAC, TQC, REDQ and TD3 with fewer operations, for the CPU.
 
 `sac.targets` and `td3.targets` are the references: results agree within rounding
-(`tests/models/test_critics_targets.py`). Left out: gradients (`manual_gradient.py`).
+(`tests/models/test_critics_gradient.py`). Left out: gradients (`manual_gradient.py`).
 """
 
 import functools
@@ -11,14 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.algos.critics.manual_gradient import layers_of, policy_unsupported
+from headrace.algos.critics.manual_gradient import (
+    layers_of,
+    layers_of_actor,
+    policy_unsupported,
+)
 from headrace.algos.critics.td3 import TD3, noisy
 from headrace.batch import Minibatch, Obs
 from headrace.models.critics.actor import ActorNetwork, ActorPolicy
 from headrace.models.critics.critics import Critics, join
 from headrace.models.critics.temperature import Temperature
 from headrace.models.manual import squashed
-from headrace.models.manual.dense import Dense, linear
+from headrace.models.manual.dense import Dense
 from headrace.models.policy import Network
 
 
@@ -31,7 +35,7 @@ class _Targets:
     """What targets share: the policy that acts next, and the target critics.
 
     Args:
-        network: of both.
+        network: settings of the policy's network and the critics'.
         normalizing: normalizes observations.
         acting: draws the next actions.
         target: judges them.
@@ -46,10 +50,8 @@ class _Targets:
     @functools.cached_property
     def _nets(self) -> tuple[Dense, Dense]:
         """The layers of both. They are read at the first use: a gradient may move their weights."""
-        model, activation = self._acting.model, self._network.activation
-        assert isinstance(model, ActorNetwork)
-        hidden = [linear(None, layer, activation) for layer in model.trunk.layers]
-        of_actor = Dense([*hidden, linear(None, model.actor)])
+        assert isinstance(self._acting.model, ActorNetwork)
+        of_actor = Dense(layers_of_actor(self._acting.model, self._network))
         return of_actor, Dense(layers_of(self._target, self._network))
 
     def _params(self, obs: Obs) -> tuple[Obs, Tensor]:
@@ -89,7 +91,7 @@ class SACTargets(_Targets):
         self._temperature = temperature
 
     @torch.no_grad()
-    @np.errstate(all="ignore")  # as in torch: the gradient's norm shows what is not finite
+    @np.errstate(all="ignore")  # as in torch: what is not finite makes the gradient so
     def __call__(self, rows: Minibatch) -> Minibatch:
         """Return what `sac.targets` documents."""
         size, estimate = self._acting.num_draws, self._target.estimate

@@ -54,7 +54,7 @@ def critics_loss(
 
 @torch.no_grad()
 def targets(
-    policy: ActorPolicy, target: Critics, temperature: Temperature, cfg: Any, rows: Minibatch
+    rows: Minibatch, *, policy: ActorPolicy, target: Critics, temperature: Temperature, cfg: Any
 ) -> Minibatch:
     """Return the targets of the rows of sequences, as `sac.targets`."""
     size = policy.num_draws

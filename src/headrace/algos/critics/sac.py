@@ -216,12 +216,13 @@ class SACAlgorithm(WithCritics[SAC]):
             share = config.target_entropy_share
             of_actor = partial(sac_of_choices.actor_loss, **of, target_share=share)
             of_rows = sac_of_choices.targets
-        of_rows = partial(of_rows, policy=policy, target=named["target"], temperature=temperature)
+        of_target = {"policy": policy, "target": named["target"], "temperature": temperature}
+        of_rows = partial(of_rows, **of_target)
         of_critics = critics_loss
         if policy.state_size:
             of_actor = partial(recurrent_sac.actor_loss, **of)
             of_critics = partial(recurrent_sac.critics_loss, policy=policy)
-            of_rows = partial(recurrent_sac.targets, policy, named["target"], temperature, config)
+            of_rows = partial(recurrent_sac.targets, **of_target, cfg=config)
         spec = partial(LossSpec, max_grad_norm=config.max_grad_norm, adam_eps=config.adam_eps)
         return {
             "critics": spec(of_critics, critics, prepare=of_rows),

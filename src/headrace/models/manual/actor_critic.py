@@ -23,7 +23,7 @@ from headrace.spec import PLAIN
 def unsupported(policy: Policy, network: Network) -> str:
     """Return the reason why `ManualActorCritic` cannot replace `policy.model`, or ""."""
     model = policy.model
-    if type(model) is not ActorCritic:
+    if type(model) is not ActorCritic or not policy.is_own:
         return "a network of your own"
     reasons = {
         "a policy of its own kind": type(policy) is not Policy,

@@ -18,14 +18,16 @@ from headrace.models.networks import NORM_EPS
 from headrace.models.policy import Network
 
 _FEW_COLUMNS = 8
-"""Products with so few columns are NumPy's: MKL takes 2 to 20 times as long for them. With two
-threads and thousands of rows, it takes a fifth less for 5 columns or more."""
+"""Outputs, and gradients of weights, with so few columns are NumPy's products: MKL takes 2 to 20
+times as long for them. (With two threads and thousands of rows MKL is a fifth faster for 5 columns
+or more.)"""
 
 
 def _if_few(tensor: Tensor | None) -> NDArray[Any] | None:
     """Return a tensor with few columns as an array, which has the same memory; else None."""
-    is_few = tensor is not None and tensor.shape[-1] <= _FEW_COLUMNS
-    return tensor.numpy() if is_few and tensor is not None else None
+    if tensor is None or tensor.shape[-1] > _FEW_COLUMNS:
+        return None
+    return tensor.numpy()
 
 
 class Activation(NamedTuple):
@@ -207,11 +209,9 @@ class Dense:
         self._to_input: list[Callable[..., Tensor]] = [
             torch.mul if layer.weight.shape[-1] == 1 else self._product for layer in layers
         ]
-        self._few_of_weight = [_if_few(layer.of_weight) for layer in layers]
-        self._few_outputs = [
-            (layer.weight.numpy(), layer.bias.numpy())
-            if _if_few(layer.weight) is not None
-            else None
+        self._narrow_gradients = [_if_few(layer.of_weight) for layer in layers]
+        self._narrow = [
+            None if (weight := _if_few(layer.weight)) is None else (weight, layer.bias.numpy())
             for layer in layers
         ]
         self._rows = -1
@@ -236,12 +236,12 @@ class Dense:
         self._inputs[0] = x
         for number, layer in enumerate(self._layers):
             out, array = self._outputs[number]
-            few = self._few_outputs[number]
-            if few is None:
+            narrow = self._narrow[number]
+            if narrow is None:
                 x = self._plus_product(layer.bias, x, layer.weight, out=out)
             else:
-                np.matmul(x.numpy(), few[0], out=array)
-                np.add(array, few[1], out=array)
+                np.matmul(x.numpy(), narrow[0], out=array)
+                np.add(array, narrow[1], out=array)
                 x = out
             if layer.norm is not None:
                 factors = layer.norm[:2]
@@ -258,21 +258,22 @@ class Dense:
     def fill(self) -> None:
         """Fill the gradients of all layers from `output_gradient`."""
         for number, layer in self._backwards:
+            assert layer.of_weight is not None
             signal, transposed = self._of_sums(number, layer)
             a, b = transposed, self._inputs[number]
             if not layer.is_transposed:
                 a, b = b.transpose(-1, -2), signal
-            few = self._few_of_weight[number]
-            if few is None:
+            narrow = self._narrow_gradients[number]
+            if narrow is None:
                 self._product(a, b, out=layer.of_weight)
             else:
-                np.matmul(a.numpy(), b.numpy(), out=few)
+                np.matmul(a.numpy(), b.numpy(), out=narrow)
             torch.sum(signal, -2, keepdim=self._is_batched, out=layer.of_bias)
             if number:
                 self._to_input[number](signal, self._back[number], out=self._signals[number][0])
 
     def of_input(self, size: int) -> Tensor:
-        """Return the gradient of the last numbers of the input, `[(E,) B, size]`.
+        """Return the gradient of the input's last `size` columns, `[(E,) B, size]`.
 
         It follows from `output_gradient`.
         """
