@@ -21,8 +21,8 @@ from headrace.config.policies import assign_agents
 from headrace.distributed.ranks import SINGLE_RANK
 from headrace.envs.api import GUARDS
 from headrace.envs.factory import EnvMaker, env_spec
-from headrace.learner.learner import Learner
-from headrace.learner.optimizer import Optimizer, loss_of
+from headrace.learner.learner import Learner, loss_of
+from headrace.learner.optimizer import Optimizer
 from headrace.meter import Meter
 from headrace.models.policy import Network, Policy, torch_seed
 from headrace.spec import Agents

@@ -7,7 +7,8 @@ import torch
 
 from headrace.config.algorithms import ALGORITHMS, GRADIENTS, TARGETS
 from headrace.distributed.ranks import SINGLE_RANK
-from headrace.learner.optimizer import Optimizer, loss_of
+from headrace.learner.learner import loss_of
+from headrace.learner.optimizer import Optimizer
 from headrace.models.critics.actor import ActorNetwork, ActorPolicy
 from headrace.models.critics.heads import SquashedGaussian
 from headrace.models.fast_paths import choose

@@ -8,7 +8,8 @@ import torch
 from headrace.algos.action_values import dqn, dqn_manual_gradient
 from headrace.algos.action_values.dqn import DQN
 from headrace.config.algorithms import GRADIENTS, TARGETS
-from headrace.learner.optimizer import Optimizer, loss_of
+from headrace.learner.learner import loss_of
+from headrace.learner.optimizer import Optimizer
 from headrace.models.action_values.value_distributions import Quantiles
 from headrace.models.fast_paths import choose
 from headrace.models.policy import Network

@@ -11,7 +11,8 @@ from headrace.algos.appo import APPO
 from headrace.algos.impala import IMPALA
 from headrace.algos.ppo import PPO
 from headrace.config.algorithms import GRADIENTS, load_algorithm, name_of_config
-from headrace.learner.optimizer import Optimizer, loss_of
+from headrace.learner.learner import loss_of
+from headrace.learner.optimizer import Optimizer
 from headrace.models.fast_paths import choose
 from headrace.models.policy import Network
 from headrace.spec import EnvSpec, Space

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError
 from headrace.evaluation.trained_policies import TrainedPolicy
 from headrace.learner.frozen import load_frozen, seed_of_weights, untrained_policy
 from headrace.learner.learned_state import LearnedState
-from headrace.learner.optimizer import GradientSteps, Optimizer, Outside, loss_of, without_denormals
+from headrace.learner.optimizer import GradientSteps, Loss, Optimizer, Outside, without_denormals
 from headrace.learner.recorded import Recorded
 from headrace.meter import Meter
 from headrace.models.custom import ModelFactory
@@ -37,6 +37,11 @@ from headrace.spec import Agents, EnvSpec
 from headrace.storage.checkpoint import Checkpoint, Section, SectionState, module_section
 
 _SHARED = "version", "learner_steps", "_steps_made", "_has_normalized", "_return_gamma"
+
+
+def loss_of(spec: LossSpec, config: Any, *, compiled: bool) -> Loss:
+    """Return a loss with these settings as a module."""
+    return Loss(spec.module, lambda of, rows: spec.function(of, rows, config), compiled=compiled)
 
 
 class PolicyLearner:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headrace.algos.base import LossSpec, Metrics
+from headrace.algos.base import Metrics
 from headrace.batch import Minibatch, each
 from headrace.learner.compiling import check_compiler
 from headrace.models.policy import Policy
@@ -72,15 +72,6 @@ class Loss(nn.Module):
 
     def forward(self, minibatch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         return self._function(self.module, minibatch)
-
-
-def loss_of(spec: LossSpec, config: Any, *, compiled: bool) -> Loss:
-    """Return a loss with these settings as a module."""
-
-    def function(module: nn.Module, minibatch: Minibatch) -> tuple[Tensor, Metrics]:
-        return spec.function(module, minibatch, config)
-
-    return Loss(spec.module, function, compiled=compiled)
 
 
 class ManualGradient(Protocol):
