@@ -11,10 +11,11 @@ from headrace.algos.action_values.dqn import DQN
 from headrace.algos.critics import sac, td3
 from headrace.algos.critics.shared import critics_loss
 from headrace.algos.ppo import PPO, PPOAlgorithm
+from headrace.algos.ppo import loss as ppo_loss
 from headrace.config.algorithms import GRADIENTS
-from headrace.models.action_values.q_policy import QPolicy
+from headrace.models.action_values.q_policy import QNetwork, QPolicy
 from headrace.models.fast_paths import ACTING, choose
-from headrace.models.policy import Network, PolicyActor
+from headrace.models.policy import ActorCritic, Network, Policy, PolicyActor
 from headrace.spec import EnvSpec
 from tests.models import test_dqn_gradient as of_dqn
 from tests.models import test_manual_gradient as of_ppo
@@ -79,6 +80,19 @@ def test_every_fast_path_names_a_reason_where_it_is_unsupported():
         policy = policy_with(network) if is_by_values else trained(SPECS[0], network)
         arguments = policy, network, PPO()
         assert choose(GRADIENTS, path.reference, *arguments) == (None, "--arithmetic plain")
+
+
+def test_a_network_that_a_user_makes_of_our_classes_is_computed_as_it_is():
+    spec, network, other = SPECS[0], Network(), Network(activation="elu")
+    actor_critic = Policy(spec, network, lambda spec: ActorCritic(spec, other))
+    by_values = QPolicy(spec, network, lambda spec: QNetwork(spec, other), epsilon=0.1)
+    for policy, act, loss, config in (
+        (actor_critic, Policy.act, ppo_loss, PPO()),
+        (by_values, QPolicy.act, dqn.loss, DQN()),
+    ):
+        reason = None, "a network of your own"
+        assert choose(ACTING, act, policy, spec, network) == reason
+        assert choose(GRADIENTS, loss, policy, network, config) == reason
 
 
 @pytest.mark.parametrize(

@@ -311,13 +311,19 @@ def mean_of(seen: list[Metrics]) -> dict[str, Tensor]:
     return {name: _mean([m[name] for m in seen if name in m]) for name in names}
 
 
+def share_of(minibatch: Minibatch) -> Tensor:
+    """Return each row's share of means, `[B]`: `share`; without one, `weight`."""
+    share: Tensor = minibatch["share" if "share" in minibatch else "weight"]
+    return share
+
+
 def mean_over_rows(of_rows: Mapping[str, Tensor], minibatch: Minibatch) -> dict[str, Tensor]:
     """Return the mean of each metric of rows `[B]`; the mean over ranks is that of all rows.
 
     Args:
         minibatch: its `share` is each row's share of the mean; without one, `weight` is.
     """
-    share = minibatch["share" if "share" in minibatch else "weight"]
+    share = share_of(minibatch)
     return {name: (each * share).sum() for name, each in of_rows.items()}
 
 

@@ -1,9 +1,9 @@
 """DQN's targets, and its loss with an explicit gradient, for small networks on the CPU.
 
-`dqn.targets` and `dqn.loss` are the references: results agree within rounding, but for a target
-whose two best actions have values that differ by less
-(`tests/models/test_dqn_gradient.py`). These need fewer operations, and some are NumPy's, whose
-overhead is lower than torch's. One vector holds all parameters.
+`dqn.targets` and `dqn.loss` are the references: results agree within rounding, but where a double
+target chooses between two values that are as close (`tests/models/test_dqn_gradient.py`). These
+need fewer operations, and some are NumPy's, whose overhead is lower than torch's. One vector holds
+all parameters.
 """
 
 import functools
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from headrace.algos.action_values import dqn
-from headrace.algos.base import Metrics
+from headrace.algos.base import Metrics, share_of
 from headrace.batch import Minibatch
 from headrace.models.action_values.noisy import NoisyLinear
 from headrace.models.action_values.q_policy import QNetwork, QPolicy
@@ -106,7 +106,7 @@ class Gradient(FlatParameters):
         at = np.arange(len(values)), minibatch["action"].numpy()
         value = values.numpy()[at]
         weight = minibatch["weight"].numpy()
-        share = minibatch["share"].numpy() if "share" in minibatch else weight
+        share = share_of(minibatch).numpy()
         error = value - minibatch["target"].numpy()
         # Huber's loss has the error, clipped to ±1, for its gradient.
         clipped = np.minimum(np.maximum(error, -1), 1)

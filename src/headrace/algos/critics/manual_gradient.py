@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.algos.base import Metrics
+from headrace.algos.base import Metrics, share_of
 from headrace.algos.critics.sac import SAC
 from headrace.algos.critics.shared import loss_of_rows
 from headrace.algos.critics.td3 import TD3
@@ -162,7 +162,7 @@ class SACGradient(PolicyGradient):
     def __call__(self, minibatch: Minibatch) -> Metrics:
         """Fill `flat`. `sac.actor_loss` documents the minibatch and the metrics."""
         size, weight = self._policy.num_draws, minibatch["weight"].numpy()
-        share = minibatch["share"].numpy() if "share" in minibatch else weight
+        share = share_of(minibatch).numpy()
         seen, params = self._params(minibatch["obs"])
         normal = minibatch["noise"][:, size : 2 * size].numpy()
         action, log_prob, pull = squashed.draw(params.numpy(), normal)
