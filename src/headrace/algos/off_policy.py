@@ -5,15 +5,13 @@ Left out: what is learned (`dqn.py`).
 
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headrace.algos.base import Named, Share, UpdateContext
-from headrace.batch import Fragment, Minibatch, each
+from headrace.batch import Fragment, Minibatch
 from headrace.configclass import NonNegative, NonNegativeInt, PositiveInt, configclass
 from headrace.device_seeding import batch_noise, goal_draws
 from headrace.distributed.ranks import Ranks
@@ -210,13 +208,19 @@ def _minibatches(
     if cfg.hindsight:
         uniform = goal_draws(ctx.seed, steps, drawn.slot)
         replay_of(ctx).relabel(columns, drawn, uniform, ctx.policy.scaled)
-    by_step = {
-        name: each(partial(torch.split_with_sizes, split_sizes=sizes), column)
-        for name, column in columns.items()
-    }
+    minibatches = list(_cut(columns, sizes))
     ctx.lap("replay")
-    for i, rows in enumerate(drawn.split(sizes)):
-        yield rows, {name: each(itemgetter(i), parts) for name, parts in by_step.items()}
+    yield from zip(drawn.split(sizes), minibatches, strict=True)
+
+
+def _cut(columns: Minibatch, sizes: list[int]) -> Iterator[Minibatch]:
+    """Cut columns, those of dicts within included, into pieces of so many rows."""
+    pieces = [
+        _cut(column, sizes) if isinstance(column, dict) else torch.split_with_sizes(column, sizes)
+        for column in columns.values()
+    ]
+    for of_piece in zip(*pieces, strict=True):
+        yield dict(zip(columns, of_piece, strict=True))
 
 
 def _row_weight(ctx: UpdateContext[Any]) -> float:

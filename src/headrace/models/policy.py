@@ -288,7 +288,9 @@ class Policy(nn.Module):
         self._bf16 = False
 
     def _precision(self) -> contextlib.AbstractContextManager[None]:
-        return autocast(next(self.parameters()).device, on=self._bf16)
+        if not self._bf16:  # `parameters` of a core would interrupt --compile's graphs
+            return contextlib.nullcontext()
+        return autocast(next(self.parameters()).device, on=True)
 
     def _masked(self, obs: Obs, params: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if self._bf16:

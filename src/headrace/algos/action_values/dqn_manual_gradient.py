@@ -69,7 +69,6 @@ class Targets:
         )
         return of_policy, of_target
 
-    @torch.no_grad()
     @np.errstate(all="ignore")
     def __call__(self, rows: Minibatch) -> Minibatch:
         """Return what `dqn.targets` documents."""
@@ -97,7 +96,6 @@ class Gradient(FlatParameters):
         super().__init__([p for part in parts for p in (part.weight, part.bias)])
         self._net = Dense(_layers(model, network, self))
 
-    @torch.no_grad()
     @np.errstate(all="ignore")  # as in torch: the gradient's norm shows what is not finite
     def __call__(self, minibatch: Minibatch) -> Metrics:
         """Fill `flat`. `dqn.loss` documents the minibatch and the metrics."""
