@@ -65,10 +65,12 @@ def of_the_page(policy, minibatch, loss=dqn.loss, cfg=CFG):
         (SEEN, {"activation": "silu", "hidden_sizes": (32, 32)}, {"layer_norm": True}),
         (SEEN, {"normalize_obs": True}, {}),
         (NINE, {}, {}),
+        (Space("box", (), "float32"), {}, {}),
+        (Space("box", (2, 3), "float32"), {}, {}),
         (Space("dict", parts=(("a", SEEN), ("b", NINE))), {}, {}),
     ],
     ids=["two", "none", "three", "layer norm", "none, layer norm", "tanh", "silu, layer norm",
-         "normalized", "discrete", "dict"],
+         "normalized", "discrete", "number", "matrix", "dict"],
 )  # fmt: skip
 def test_equals_the_page(seen, network, options, dtype):
     network = Network(**{"activation": "relu"} | network)
