@@ -121,11 +121,14 @@ class NumpyActor(Actor):
             buffers = [np.empty((size, x.shape[1]), np.float32) for size in sizes]
             value[:] = self._through(self._critic, x, buffers).reshape(value.shape)
 
+    # OpenBLAS says "invalid value" now and then of right products (numpy issue 24067). The learner
+    # refuses what is not finite. `dot` is `matmul` at half its overhead.
+    @np.errstate(invalid="ignore")
     def _through(self, layers: list[Layer], x: Floats, buffers: list[Floats]) -> Floats:
         """Compute the last layer's output in the last buffer."""
         last = buffers[-1]
         for (weight, bias), out in zip(layers, buffers, strict=True):
-            np.matmul(weight, x, out=out)
+            np.dot(weight, x, out=out)
             out += bias
             x = out if out is last else self._activate(out)
         return last

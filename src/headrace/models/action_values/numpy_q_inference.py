@@ -82,6 +82,7 @@ class NumpyQActor(Actor):
         if "value" in (out := self._fragment.stored_outputs):
             out["value"].numpy()[rows] = self._best[rows]
 
+    @np.errstate(invalid="ignore")  # as in `NumpyActor`
     def _values(self, x: Floats) -> Floats:
         """Return the values of actions `[num_choices, n]`."""
         values = _through(self._advantage, x)
@@ -108,7 +109,7 @@ def _through(steps: list[Callable[[Floats], Floats]], x: Floats) -> Floats:
 
 def _product(layer: Layer) -> Callable[[Floats], Floats]:
     weight, bias = layer
-    return lambda x: weight @ x + bias
+    return lambda x: np.dot(weight, x) + bias
 
 
 def _layer_norm(layer: Layer) -> Callable[[Floats], Floats]:

@@ -69,6 +69,7 @@ class ManualActorCritic(FlatParameters):
         normalize = self._policy.normalize_obs
         self._scaling = normalize.of(PLAIN).scaling() if self._is_box and normalize else None
 
+    @np.errstate(invalid="ignore")  # as in `NumpyActor`
     def forward(self, obs: Obs) -> tuple[Floats, Floats]:
         """Return params of the head `[num_params, rows]` and values `[rows]` of observations."""
         x = self._features(obs)
@@ -79,9 +80,9 @@ class ManualActorCritic(FlatParameters):
             self._hidden = self._arrays(outputs)
             self._signals = self._arrays([trunk.output_gradient for trunk in self._trunks])
         (actor, _), (actor_bias, _), (critic, _), (critic_bias, _) = self._heads
-        params = actor @ self._hidden[0].T
+        params = np.dot(actor, self._hidden[0].T)
         params += actor_bias[:, None]
-        value = (critic @ self._hidden[-1].T)[0]
+        value = np.dot(critic, self._hidden[-1].T)[0]
         value += critic_bias
         return params, value
 
@@ -108,17 +109,18 @@ class ManualActorCritic(FlatParameters):
         state = self._model.state_encoder(*self._policy.game_state(obs))
         return [torch.cat([features, state.to(features.dtype)], -1)]
 
+    @np.errstate(invalid="ignore")
     def fill_gradient(self, of_params: Floats, of_value: Floats, of_own: list[Floats]) -> None:
         """Fill `flat` from the gradients of params, values and the distribution's parameters."""
         for gradient, of in zip(self._own, of_own, strict=True):
             gradient[:] = of
         (actor, of_actor), (_, of_actor_bias) = self._heads[:2]
         (critic, of_critic), (_, of_critic_bias) = self._heads[2:]
-        np.matmul(of_params, self._hidden[0], out=of_actor)
+        np.dot(of_params, self._hidden[0], out=of_actor)
         np.add.reduce(of_params, 1, out=of_actor_bias)
-        np.matmul(of_value, self._hidden[-1], out=of_critic[0])
+        np.dot(of_value, self._hidden[-1], out=of_critic[0])
         np.add.reduce(of_value, 0, keepdims=True, out=of_critic_bias)
-        np.matmul(of_params.T, actor, out=self._signals[0])
+        np.dot(of_params.T, actor, out=self._signals[0])
         if len(self._signals) == 2:
             np.multiply(of_value[:, None], critic, out=self._signals[1])
         else:
