@@ -55,7 +55,7 @@ def _arguments(argv):
     )
     parser.add_argument("--env", default="", help="an id, a pattern of ids, or a family")
     parser.add_argument("--algo", default="", help="only tasks of this algorithm")
-    parser.add_argument("--label", default="", help="only this variant, such as dueling")
+    parser.add_argument("--label", help="only this variant, such as dueling; '': the preset itself")
     parser.add_argument("--who", choices=["headrace", "sb3"], default="headrace")
     parser.add_argument("--seeds", default="", help="such as 1,2,3; default: 1 to what is listed")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")

@@ -121,8 +121,10 @@ def _preset(family, env, algo):
     return Task(family, env, algo, ("--total-env-steps", str(AN_HOUR[env])), num_seeds=1)
 
 
-def chosen(env="", algo="", label=""):
+def chosen(env="", algo="", label=None):
     """The tasks of a pattern of ids, or of a family, of an algorithm, and of a label.
+
+    A preset itself has the label "".
 
     Raises:
         UsageError: there is none.
@@ -132,7 +134,7 @@ def chosen(env="", algo="", label=""):
         for task in tasks()
         if (not env or task.family == env or fnmatchcase(task.env, env))
         and algo in ("", task.algo)
-        and label in ("", task.label)
+        and label in (None, task.label)
     ]
     if not found:
         known = {task.env for task in tasks()} | {task.family for task in tasks()}

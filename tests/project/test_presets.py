@@ -204,6 +204,7 @@ def test_tasks_follow_from_presets_and_the_catalog():
     assert {"CartPole-v1-ppo", "CartPole-v1-a2c", "CartPole-v1-impala-lag-4"} <= cartpole
     assert {task.num_seeds for task in chosen("atari")} == {1}
     assert [task.label for task in chosen("LunarLander-v3", "dqn", "dueling")] == ["dueling"]
+    assert [task.label for task in chosen("LunarLander-v3", "dqn", "")] == [""]
     listed = {env for family in families().values() for env in family.ids}
     assert set(AN_HOUR) | set(ELSEWHERE) <= listed
     assert all(task.env.startswith("ALE/") for task in chosen("ALE/*"))
