@@ -27,7 +27,7 @@ CATALOGUE = ROOT / "benchmarks" / "plan_published.toml"
 NEED = Need(gpus=8, cpus=64)
 ONE_MACHINE = "large"
 HOURS_BETWEEN_LOSSES, MINUTES_TO_REPLACE = 2.0, 5.0
-OTHERS_GO_ON = Recovery(4.0, keeps_work=True, waits=False)
+OTHERS_GO_ON = Recovery(0.0, 4.0, keeps_work=True, waits=False)
 """If learners went on without a lost machine, as they do without a lost process (docs/cluster.md,
 F20, has the seconds)."""
 

@@ -77,7 +77,7 @@ def test_a_batch_that_needs_all_workers_waits_for_the_most_loaded_core():
 
 
 def test_learners_stand_still_until_there_is_room_and_they_have_begun_again():
-    recovery = replace(ROLLBACK, restart_s=120.0)
+    recovery = replace(ROLLBACK, notice_s=0.0, restart_s=120.0)
     found = left_of((kind("gpu", 4, 1), 1, 1), recovery=recovery, every_s=1e-3)
     # Lost after 120 minutes on average, 6 away; of each time back, 2 are for the start.
     assert found.standing == pytest.approx(1 - 120 * math.exp(-2 / 120) / 126, rel=0.02)
@@ -90,7 +90,8 @@ def test_a_spare_is_taken_at_once():
     assert with_spare.standing < alone.standing / 3
     seldom = kind("gpu", 4, 1, hours=50.0)
     found = left_of((seldom, 10, 8), hours=100_000.0)
-    assert found.standing == pytest.approx(8 / 50 * ROLLBACK.restart_s / 3600, rel=0.05)
+    seconds = ROLLBACK.notice_s + ROLLBACK.restart_s
+    assert found.standing == pytest.approx(8 / 50 * seconds / 3600, rel=0.05)
 
 
 def test_half_of_what_lies_between_checkpoints_is_made_again():
@@ -101,10 +102,29 @@ def test_half_of_what_lies_between_checkpoints_is_made_again():
 
 
 def test_learners_that_go_on_without_the_lost_one_have_more():
-    goes_on = Recovery(4.0, keeps_work=True, waits=False)
+    goes_on = Recovery(1.0, 3.0, keeps_work=True, waits=False)
     today, then = (left_of((kind("gpu", 4, 1), 8, 8), recovery=r) for r in (ROLLBACK, goes_on))
     assert today.share < then.share - 0.1
     assert then.standing < 0.01
+
+
+def test_a_loss_is_noticed_while_there_is_no_room():
+    """All that the notice takes is then no time more; and so it is with a machine that comes."""
+    alone, quick = (kind("gpu", 4, 1), 1, 1), replace(ROLLBACK, notice_s=0.0)
+    assert left_of(alone, recovery=replace(quick, notice_s=300.0)) == left_of(alone, recovery=quick)
+    late = left_of(alone, recovery=replace(quick, notice_s=420.0))  # replaced after 360
+    assert late.standing > left_of(alone, recovery=quick).standing
+
+
+def test_learners_stand_still_while_one_moves_to_a_machine_that_came():
+    stays = Recovery(0.0, 0.0, keeps_work=True, waits=False)
+    moves = replace(stays, move_s=72.0)
+    each = kind("cpu", 8)
+    found = left_of((each, 8, 64), recovery=moves)
+    assert left_of((each, 8, 64), recovery=stays).standing == 0
+    assert found.standing == pytest.approx(found.learner_losses_per_h * 72 / 3600, rel=0.05)
+    # A spare is room at once: what comes later is a spare again.
+    assert left_of((replace(each), 10, 64), recovery=moves).standing < found.standing / 3
 
 
 def test_learners_on_cpus_go_on_and_a_single_one_begins_again():

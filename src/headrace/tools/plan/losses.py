@@ -25,24 +25,29 @@ class Recovery:
     """How a run goes on after the loss of a learner's machine.
 
     Attributes:
-        restart_s: until learners learn again, once there is room for all of them.
+        notice_s: until the loss is noticed.
+        restart_s: from then on, until learners learn again; where they wait for room, from when
+            there is room.
         keeps_work: True: from the last gradient step; False: from the newest checkpoint.
         waits: True: learning stands still until there is room for all learners; False: those that
             are left go on with all of the batch.
+        move_s: that all learners then stand still when a machine comes, and one moves there.
         workers_s: until workers of a lost machine have made their fragments elsewhere; a batch that
             needs all of them waits. The fault test of that, at lag 0, measures it.
     """
 
+    notice_s: float
     restart_s: float
     keeps_work: bool
     waits: bool
+    move_s: float = 0.0
     workers_s: float = 4.8
 
 
-ROLLBACK = Recovery(7.4, keeps_work=False, waits=True)
+ROLLBACK = Recovery(2.3, 5.2, keeps_work=False, waits=True)
 """Of one learner, and of learners on GPUs: by the seconds that one on a CPU takes, and no GPU was
 measured (docs/cluster.md, F20, a learner's machine is lost)."""
-ON_CPUS = Recovery(5.9, keeps_work=True, waits=False)
+ON_CPUS = Recovery(2.0, 3.9, keeps_work=True, waits=False, move_s=5.2)
 """Of several learners on CPUs (docs/cluster.md, F20, the machine of one of two is lost)."""
 
 
@@ -189,20 +194,26 @@ class _Simulation:
         again = self._since_checkpoint * self._rate()
         self._here[name] -= 1
         if self._waits_for_all and self._plan.worker_cores[name]:
-            self._stands_until = max(self._stands_until, now + self._recovery.workers_s)
+            self._stand(now, self._recovery.workers_s)
         if self._random.random() >= min(learning, here) / here:
             return False
-        self._stands_until = max(self._stands_until, now + self._recovery.restart_s)
+        self._stand(now, self._recovery.notice_s + self._recovery.restart_s)
         if not self._recovery.keeps_work:
             self._learned, self._again = self._learned - again, self._again + again
             self._since_checkpoint = 0.0
         return True
 
     def _comes(self, name: str, now: float) -> None:
-        had_room = self._has_room()
+        is_for_a_learner = self._here[name] < self._learning[name]
         self._here[name] += 1
-        if self._recovery.waits and not had_room and self._has_room():
-            self._stands_until = max(self._stands_until, now + self._recovery.restart_s)
+        if is_for_a_learner and not self._recovery.waits:
+            self._stand(now, self._recovery.move_s)
+        elif is_for_a_learner and self._has_room():
+            self._stand(now, self._recovery.restart_s)
+
+    def _stand(self, now: float, for_s: float) -> None:
+        """Let learning stand still for so many seconds from now on."""
+        self._stands_until = max(self._stands_until, now + for_s)
 
     def _has_room(self) -> bool:
         return all(self._here[name] >= needed for name, needed in self._learning.items())
