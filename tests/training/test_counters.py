@@ -11,7 +11,7 @@ def test_a_run_whose_episodes_all_had_one_return_says_so(tmp_path, capsys):
         return Counting(terminate_at=4)
 
     run = headrace.train(make, run_dir=tmp_path / "run", total_env_steps=320, **SETTINGS)
-    assert run.summary["advice"] == []  # 80 episodes
+    assert not any("same return" in line for line in run.summary["advice"])  # 80 episodes
     run = headrace.resume(run.dir, env=make, total_env_steps=640)
     said = "All 160 episodes had the same return, 4: no action seemed better than another."
     assert run.summary["advice"][0].startswith(said)
@@ -20,4 +20,4 @@ def test_a_run_whose_episodes_all_had_one_return_says_so(tmp_path, capsys):
         short_cartpole, run_dir=tmp_path / "other", total_env_steps=6_400, quiet=True, **SETTINGS
     )
     assert other.summary["episodes"] >= 100
-    assert other.summary["advice"] == []
+    assert not any("same return" in line for line in other.summary["advice"])
