@@ -97,7 +97,8 @@ CASES = (
 def tables(results):
     """For docs/plan.md."""
     lines = [
-        "| machines that are lost | losses | speed that is left | simulated | of measured |",
+        "| machines that are lost | losses | speed that is left | simulated "
+        "| simulated / measured |",
         "|---|---|---|---|---|",
     ]
     for name, of in results["cases"].items():
