@@ -119,8 +119,8 @@ class CollectConfig:
     repeated exactly. 1 or more with appo and impala: workers never stop and act with the newest
     weights; up to so many batches wait for the learner (lag_learning measures the age of their
     steps). dqn: as ppo at 1; from 2 on workers never stop, unless they are ahead of the ratio. -1:
-    1 for appo, impala and dqn with workers (dqn: or 2, where the measurement that chooses
-    num_workers finds it faster), else 0."""
+    1 for appo, impala and dqn with workers (dqn: 0 with images; or 2, where the measurement that
+    chooses num_workers finds it faster), else 0."""
     inference: Literal["worker", "learner"] = "worker"
     """What computes the actions. worker: each worker, with a copy of the network, on its CPU.
     learner: the learner's process, on its device, for all vectors that are ready at a time; needs
